@@ -27,8 +27,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from tensorwasm.bench.inputs import read_guest  # noqa: E402 - found there
-from tensorwasm.bench.processes import first_child  # noqa: E402 - likewise
+from tensorwasm.bench.harness import first_child, read_guest  # noqa: E402 - found there
 from tensorwasm.bench.service.neighbours import (  # noqa: E402 - likewise
     LOADS,
     REFUSALS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from tensorwasm.artifacts.backends.files import SystemCalls
+from tensorwasm.artifacts.backends.disk import SystemCalls
 
 
 class Died(BaseException):

@@ -10,9 +10,8 @@ from fakes.jobs import invocation, resolved
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import open_database
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.service.jobs.attempts import JobOptions, Terms
 from tensorwasm.service.jobs.jobs import Jobs
-from tensorwasm.service.jobs.outcomes import JobOptions
-from tensorwasm.service.jobs.requests import Terms
 
 
 def say(*words):

@@ -21,7 +21,6 @@ from tensorwasm.errors import (
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.snapshots.live import LiveStatistics
 from tensorwasm.service.clock import Clock
-from tensorwasm.service.sessions.instances import Saved
 from tensorwasm.tenancy.quotas import Quotas
 
 FUNCTION = "11111111-1111-4111-8111-111111111111"
@@ -124,13 +123,12 @@ class FakeShop:
         if self.store_fails:
             raise StoreUnavailable("away")
         self.saves[tenant, name] = live.state
-        return Saved(bytes(32), 1)
 
     def copy(self, tenant, name, to):
         if self.store_fails:
             raise StoreUnavailable("away")
         self.saves[tenant, to] = self.saves[tenant, name]
-        return Saved(bytes(32), 1)
+        return bytes(32), 1
 
     def drop(self, tenant, names):
         if self.store_fails:

@@ -34,7 +34,6 @@ ID_BYTES: Final = 8
 _FILE_CAP_BYTES: Final = 16 << 10
 _PURPOSE: Final = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
-_PRIMITIVES: Final = "cryptography.hazmat.primitives"
 
 
 class Algorithm(IntEnum):
@@ -284,19 +283,18 @@ def _read_value(name: str, value: str, half: str = "") -> bytes:
         return bytes.fromhex(text.decode("ascii"))
     if not half or not text.startswith(b"-----BEGIN "):
         raise InvalidKey(f"{what} has no key of that kind in it")
-    unsupported = importlib.import_module("cryptography.exceptions").UnsupportedAlgorithm
     try:
         return _read_pem(text, half)
-    except (ValueError, TypeError, unsupported):
+    except (ValueError, TypeError, importlib.import_module("cryptography.exceptions").UnsupportedAlgorithm):
         raise InvalidKey(f"{what} has no Ed25519 key of that kind in it, or one with a password") from None
 
 
 def _read_pem(text: bytes, half: str) -> bytes:
     """Return the 32 bytes of the private or the public half of an Ed25519 pair."""
     # The second argument is the password of a private key, and of a public key unused.
-    loaded = getattr(importlib.import_module(f"{_PRIMITIVES}.serialization"), f"load_pem_{half}_key")(text, None)
-    pairs = importlib.import_module(f"{_PRIMITIVES}.asymmetric.ed25519")
-    if not isinstance(loaded, getattr(pairs, f"Ed25519{half.capitalize()}Key")):
+    pem = importlib.import_module("cryptography.hazmat.primitives.serialization")
+    loaded = getattr(pem, f"load_pem_{half}_key")(text, None)
+    if not isinstance(loaded, getattr(_ed25519(), f"Ed25519{half.capitalize()}Key")):
         raise TypeError(half)
     return bytes(getattr(loaded, f"{half}_bytes_raw")())
 

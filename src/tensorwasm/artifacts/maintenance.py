@@ -99,8 +99,7 @@ def _load(backend: Backend, tenant: str) -> TenantCatalog:
 
 
 def _finding(tenant: str, digest: Digest | None, error: TensorWasmError, state: str = "unreadable") -> ArtifactFinding:
-    state = "corrupt" if isinstance(error, ArtifactCorrupt) else state
-    return ArtifactFinding(tenant, digest, state, error.message)
+    return ArtifactFinding(tenant, digest, "corrupt" if isinstance(error, ArtifactCorrupt) else state, error.message)
 
 
 def renew(
@@ -117,10 +116,9 @@ def renew(
             done_bytes += stat.size_bytes
         except ArtifactNotFound:  # it was deleted meanwhile
             continue
-        except StoreUnavailable as error:
-            findings.append(_finding(tenant, stat.digest, error))
         except TensorWasmError as error:
-            findings.append(_finding(tenant, stat.digest, error, "refused"))
+            state = "unreadable" if isinstance(error, StoreUnavailable) else "refused"
+            findings.append(_finding(tenant, stat.digest, error, state))
         if progress:
             progress(done_bytes, total_bytes)
     return RenewalReport(results.count(True), results.count(False), tuple(findings))

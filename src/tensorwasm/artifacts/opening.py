@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
 from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.backends.memory import MemoryBackend
 from tensorwasm.artifacts.backends.objects import SCHEMES, connect
 from tensorwasm.artifacts.backends.port import Backend
+from tensorwasm.artifacts.caches import CachedBackend, DiskCache
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.private_files import make_file, read_file
 from tensorwasm.artifacts.store import ContentStore
@@ -50,10 +50,10 @@ def open_backend(where: str) -> Backend:
         return DiskBackend(_folder(where))
     if scheme == "memory":
         return MemoryBackend()
-    if scheme in SCHEMES:
-        return CachedBackend(DiskCache(settings.cache_dir() / "artifacts", CACHE_BYTES), connect(where))
-    schemes = ", ".join(("memory", "file", *SCHEMES))
-    raise InvalidArgs(f"artifacts are in a folder, or at a URL of {schemes}, not {scheme[:16]!r}")
+    if scheme not in SCHEMES:
+        schemes = ", ".join(("memory", "file", *SCHEMES))
+        raise InvalidArgs(f"artifacts are in a folder, or at a URL of {schemes}, not {scheme[:16]!r}")
+    return CachedBackend(DiskCache(settings.cache_dir() / "artifacts", CACHE_BYTES), connect(where))
 
 
 def identify(where: str) -> str:

@@ -79,11 +79,7 @@ def unpack(kind: ArtifactKind, encoding: str, size_bytes: int, digest: Digest, p
     """
     if size_bytes > kind.max_bytes:
         raise ArtifactCorrupt(f"a {kind.name} of {size_bytes} bytes is stored, longer than any {kind.name}")
-    data: Buffer = b""
-    if encoding == "raw":
-        data = packed
-    elif encoding == "zstd":
-        data = _decompress(packed, size_bytes)
+    data = packed if encoding == "raw" else _decompress(packed, size_bytes) if encoding == "zstd" else b""
     view = memoryview(data).toreadonly()
     if view.nbytes != size_bytes or blake3(view) != digest:
         raise ArtifactCorrupt(f"the bytes stored for {digest.hex()} are not those that were put")

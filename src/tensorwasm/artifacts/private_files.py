@@ -33,9 +33,8 @@ def open_folder(above: Path, name: str, what: str = STATE) -> Path:
     ``above`` may be readable by others but not writable, ``name`` neither. A user who can write further up can only
     put folders of their own there, which are refused. Messages call ``above`` ``what``.
 
-    Raises:
-        UnsafeFile: a folder belongs to another user, is open to others, is a link (``name``) or cannot be made. The
-            message says what to do, and contains no path.
+    UnsafeFile if a folder belongs to another user, is open to others, is a link (``name``) or cannot be made; the
+    message says what to do, and contains no path.
     """
     folder = above / name
     try:
@@ -60,14 +59,8 @@ def require_own_folder(found: os.stat_result, what: str) -> None:
 def require_own(found: os.stat_result, what: str, others: int, remedy: str) -> None:
     """Check that a file or folder belongs to this user and is closed to others; does nothing on Windows.
 
-    Args:
-        found: its status.
-        what: its name in messages, without a path.
-        others: mode bits that it must not have.
-        remedy: what to do if it has them.
-
-    Raises:
-        UnsafeFile: it belongs to another user or has such a bit.
+    UnsafeFile if it belongs to another user, or has mode bits of ``others``: then ``remedy`` says what to do. Messages
+    call it ``what``, without a path.
     """
     if not _POSIX:
         return
@@ -143,9 +136,8 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     Even if the process or the machine ends, the path has its old content or all of the new one. A killed process may
     leave a file ``.*.part`` beside it. A link is replaced, not its target.
 
-    Raises:
-        OSError: it cannot be written, or the path is a device, a pipe or a folder. The path keeps its old content,
-            unless only its folder could not be synchronised.
+    OSError if it cannot be written, or the path is a device, a pipe or a folder. The path keeps its old content then,
+    unless only its folder could not be synchronised.
     """
     if not path.name or "\0" in path.name:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

@@ -20,10 +20,10 @@ import msgspec
 
 from tensorwasm.artifacts import catalog, maintenance, packing
 from tensorwasm.artifacts.backends.port import NOTHING, Backend, Version
+from tensorwasm.artifacts.caches import ReadCache
 from tensorwasm.artifacts.catalog import CatalogEntry, TenantCatalog
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.packing import find_kind
-from tensorwasm.artifacts.read_cache import ReadCache
 from tensorwasm.artifacts.values import (
     MAX_NAME_BYTES,
     MAX_REFERENCES,
@@ -160,12 +160,9 @@ class ContentStore:
         """Return an artifact's bytes, read-only, after verifying their hash.
 
         They may be a file mapping, which stays whole until the view is gone, whatever happens to the artifact.
-
-        Raises:
-            ArtifactCorrupt: it is damaged; what is left of it was quarantined.
+        ArtifactCorrupt if it is damaged; what is left of it was quarantined.
         """
-        entry = self._load(tenant)[1].find(digest)
-        return self._recent.read((tenant, entry.blob), lambda: self._fetch(tenant, digest))
+        return self._recent.read((tenant, self._load(tenant)[1].find(digest).blob), lambda: self._fetch(tenant, digest))
 
     def _fetch(self, tenant: str, digest: Digest) -> memoryview:
         """Return an artifact's bytes from the first intact copy, and quarantine those before it."""
@@ -268,20 +265,16 @@ class ContentStore:
         """
         todo = [(tenant, stat) for tenant in self.tenants() for stat in self.list(tenant) if stat.kind in kinds]
 
-        def renew_one(tenant: str, digest: Digest) -> bool:
-            stat = self.stat(tenant, digest)  # not an earlier one: renewing another may have changed its references
-            data = renew(tenant, self.get(tenant, digest))
-            if data is not None:
-                self._replace(tenant, stat, data)
-            return data is not None
+        def renew_one(tenant: str, old: Digest) -> bool:
+            stat = self.stat(tenant, old)  # not an earlier one: renewing another may have changed its references
+            if (data := renew(tenant, self.get(tenant, old))) is None:
+                return False
+            view = memoryview(data).cast("B")
+            digest, entry = self._describe(stat.kind, view, stat.refers_to)
+            self._write(tenant, entry, view, lambda there, new: there.replacing(old, digest, new))
+            return True
 
         return maintenance.renew(todo, renew_one, progress)
-
-    def _replace(self, tenant: str, old: Stat, data: Buffer) -> None:
-        """Put other bytes in the place of an artifact's."""
-        view = memoryview(data).cast("B")
-        digest, entry = self._describe(old.kind, view, old.refers_to)
-        self._write(tenant, entry, view, lambda there, new: there.replacing(old.digest, digest, new))
 
     def _load(self, tenant: str) -> tuple[Version, TenantCatalog]:
         """Return a tenant's catalog as it is now."""
@@ -351,10 +344,6 @@ class TenantView:
         """As `ContentStore.stat`."""
         return self.store.stat(self.tenant, digest)
 
-    def list(self) -> tuple[Stat, ...]:
-        """As `ContentStore.list`."""
-        return self.store.list(self.tenant)
-
     def delete(self, digest: Digest) -> None:
         """As `ContentStore.delete`."""
         self.store.delete(self.tenant, digest)
@@ -370,11 +359,3 @@ class TenantView:
     def unbind(self, name: str) -> None:
         """As `ContentStore.unbind`."""
         self.store.unbind(self.tenant, name)
-
-    def names(self) -> Mapping[str, Digest]:
-        """As `ContentStore.names`."""
-        return self.store.names(self.tenant)
-
-    def usage(self) -> TenantUsage:
-        """As `ContentStore.usage`."""
-        return self.store.usage(self.tenant)

@@ -91,8 +91,7 @@ class Report:
 
     def to_text(self) -> str:
         """Return the report as an aligned table."""
-        head = ("figure", "value", "spread", "n", "peer", "ratio", "bar", "met")
-        rows = [head, *map(_cells, self.figures)]
+        rows = [("figure", "value", "spread", "n", "peer", "ratio", "bar", "met"), *map(_cells, self.figures)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join((f"{self.benchmark} on {self.device or 'this machine'}", "", *lines)) + "\n"
@@ -156,6 +155,14 @@ def time_once(work: Callable[[], object], clock: Callable[[], float] = time.perf
     return clock() - start
 
 
+def loop_us(work: Callable[[], object], count: int) -> float:
+    """Return microseconds per call of so many calls."""
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        work()
+    return (time.perf_counter_ns() - start) / count / 1000
+
+
 def summarise(samples: Sequence[float]) -> tuple[float, float, int]:
     """Return median, half the interquartile range (half the range of fewer than four samples), and count."""
     if len(samples) < 4:
@@ -195,8 +202,7 @@ def versions() -> dict[str, str]:
 def plot(report: Report, path: Path) -> None:
     """Draw how far each figure is from its bar: 1 is the bar, shorter is better.
 
-    Raises:
-        InvalidArgs: matplotlib is not installed, or cannot write files with this suffix.
+    InvalidArgs if matplotlib is not installed, or cannot write files with this suffix.
     """
     try:
         from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - takes a second, and only a plot needs it

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, alternate, sampled
-from tensorwasm.bench.inputs import make_module, read_guest
+from tensorwasm.bench.harness import make_module, read_guest, run_python, scratch_folder
 from tensorwasm.bench.peers.host import WASMTIME
-from tensorwasm.bench.processes import run_python, scratch_folder
 from tensorwasm.bench.service.serving import ServiceClient, serving
 from tensorwasm.errors import InternalError
 
@@ -136,8 +135,7 @@ def _start(folder: Path, data: str, cache: str) -> _Start:
             if time.perf_counter() - began_s > _READY_S:
                 raise InternalError(f"the service is not ready after {_READY_S:g} s")
             time.sleep(0.01)
-        ready_s = time.perf_counter() - began_s
-        return ready_s, _call_ms(client, function), early_s
+        return time.perf_counter() - began_s, _call_ms(client, function), early_s
 
 
 def _call_ms(client: ServiceClient, function: str) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tensorwasm.cli.local import artifacts, checks, run, serve, snapshot
+from tensorwasm.cli.local import artifacts, operating, run, snapshot
 from tensorwasm.cli.options import for_typer
 from tensorwasm.cli.remote import calls, functions, jobs, kernel, metrics, tenants
 from tensorwasm.settings import package_version
@@ -22,9 +22,9 @@ app = typer.Typer(
 )
 for _command in (
     for_typer(run.run),
-    checks.doctor,
-    serve.serve,
-    checks.bench,
+    operating.doctor,
+    operating.serve,
+    operating.bench,
     functions.deploy,
     calls.invoke,
     metrics.metrics,
@@ -41,7 +41,7 @@ for _group in (
     tenants.TENANTS.app,
     tenants.TOKENS.app,
     artifacts.app,
-    checks.audit,
+    operating.audit,
     snapshot.app,
 ):
     app.add_typer(_group)

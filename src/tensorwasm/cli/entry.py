@@ -14,16 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tensorwasm.errors import (
-    MAX_NAME,
-    Frame,
-    GuestExit,
-    GuestTrap,
-    OutputClosed,
-    Refused,
-    TensorWasmError,
-    plain,
-)
+from tensorwasm.errors import MAX_NAME, Frame, GuestExit, GuestTrap, OutputClosed, Refused, TensorWasmError, plain
 from tensorwasm.settings import current, package_version
 
 MAX_FRAMES: Final = 32

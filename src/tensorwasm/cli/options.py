@@ -57,8 +57,7 @@ def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any
             with `Option`: texts, numbers, lists of texts, and flags that are False by default.
         words: the words after its name.
     """
-    hints = typing.get_type_hints(command, include_extras=True)
-    (first, rest), options = _split(hints)
+    (first, rest), options = _split(typing.get_type_hints(command, include_extras=True))
     given: dict[str, Any] = {}
     left, taken = list(words), []
     while left:
@@ -82,8 +81,7 @@ def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any
             if not left or left[0].startswith("-"):
                 return None
             value = left.pop(0)
-        item = str if kind is list else kind
-        pattern, read = _READERS[item]
+        pattern, read = _READERS[str if kind is list else kind]
         if not pattern.fullmatch(value) or (option.min is not None and read(value) < option.min):
             return None
         if kind is list:

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
-from tensorwasm.database.rows import decode, encode, find, page
-from tensorwasm.database.schema import ALIASES, FUNCTIONS, VERSIONS
+from tensorwasm.database.schema import ALIASES, FUNCTIONS, VERSIONS, decode, encode, find, page
 from tensorwasm.values import MemoryKind
 
 
@@ -88,8 +87,7 @@ def insert_function(connection: Connection, record: FunctionRecord, version: Ver
 
 def insert_version(connection: Connection, version: VersionRecord) -> None:
     """Add a version of an existing function."""
-    options = msgspec.json.encode(version.options).decode()
-    connection.execute(insert(VERSIONS).values(encode(version, options=options)))
+    connection.execute(insert(VERSIONS).values(encode(version, options=msgspec.json.encode(version.options).decode())))
 
 
 def lock_function(connection: Connection, function_id: str) -> FunctionRecord | None:
@@ -120,16 +118,15 @@ def find_named(connection: Connection, tenant: int, name: str) -> FunctionRecord
 def list_functions(
     connection: Connection, tenant: int, after: tuple[int, str] | None, limit: int
 ) -> tuple[FunctionRecord, ...]:
-    """Return a tenant's functions, oldest first; arguments as for `tensorwasm.database.rows.page`."""
+    """Return a tenant's functions, oldest first; arguments as for `tensorwasm.database.schema.page`."""
     return tuple(map(_function, connection.execute(page(FUNCTIONS, tenant, after, limit))))
 
 
 def list_current(connection: Connection, tenant: int, limit: int) -> tuple[tuple[FunctionRecord, FunctionOptions], ...]:
     """Return the newest of a tenant's functions, newest first, with the options of their current versions."""
-    current = (VERSIONS.c.function_id == FUNCTIONS.c.id) & (VERSIONS.c.number == FUNCTIONS.c.current)
     query = (
         select(FUNCTIONS, VERSIONS.c.options)
-        .join(VERSIONS, current)
+        .join(VERSIONS, (VERSIONS.c.function_id == FUNCTIONS.c.id) & (VERSIONS.c.number == FUNCTIONS.c.current))
         .where(FUNCTIONS.c.tenant == str(tenant))
         .order_by(*_NEWEST_FIRST)
         .limit(limit)
@@ -180,16 +177,14 @@ def list_modules(connection: Connection, tenant: int) -> frozenset[tuple[str, by
 
 def put_alias(connection: Connection, record: AliasRecord) -> None:
     """Write an alias, new or changed. The caller has locked the function."""
-    where = (ALIASES.c.function_id == record.function_id, ALIASES.c.alias == record.alias)
-    changed = {"number": record.number, "updated_unix_ms": record.updated_unix_ms}
-    if connection.execute(update(ALIASES).where(*where).values(changed)).rowcount == 0:
-        connection.execute(insert(ALIASES).values(encode(record)))
+    row, where = encode(record), _is_alias(record.function_id, record.alias)
+    if connection.execute(update(ALIASES).where(*where).values(row)).rowcount == 0:
+        connection.execute(insert(ALIASES).values(row))
 
 
 def find_alias(connection: Connection, function_id: str, alias: str) -> AliasRecord | None:
     """Return an alias; None if there is none."""
-    query = select(ALIASES).where(ALIASES.c.function_id == function_id, ALIASES.c.alias == alias)
-    return find(connection, query, _alias)
+    return find(connection, select(ALIASES).where(*_is_alias(function_id, alias)), _alias)
 
 
 def list_aliases(connection: Connection, function_id: str) -> tuple[AliasRecord, ...]:
@@ -200,8 +195,11 @@ def list_aliases(connection: Connection, function_id: str) -> tuple[AliasRecord,
 
 def delete_alias(connection: Connection, function_id: str, alias: str) -> bool:
     """Delete an alias, and return whether it existed."""
-    where = (ALIASES.c.function_id == function_id, ALIASES.c.alias == alias)
-    return connection.execute(delete(ALIASES).where(*where)).rowcount > 0
+    return connection.execute(delete(ALIASES).where(*_is_alias(function_id, alias))).rowcount > 0
+
+
+def _is_alias(function_id: str, alias: str) -> tuple[ColumnElement[bool], ...]:
+    return ALIASES.c.function_id == function_id, ALIASES.c.alias == alias
 
 
 def _options(row: Row[Any]) -> FunctionOptions:

@@ -7,8 +7,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, tuple_
 
-from tensorwasm.database.rows import decode, encode, find, insert_into
-from tensorwasm.database.schema import IDEMPOTENCY
+from tensorwasm.database.schema import IDEMPOTENCY, decode, encode, find, insert_into
 
 _KEY: Final = (IDEMPOTENCY.c.tenant, IDEMPOTENCY.c.operation, IDEMPOTENCY.c.key)
 

@@ -27,8 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from tensorwasm.database.rows import decode, encode, find
-from tensorwasm.database.schema import META, TENANTS, TOKENS
+from tensorwasm.database.schema import META, TENANTS, TOKENS, decode, encode, find
 
 ALL_TENANTS: Final = "*"
 REVISION_KEY: Final = "identity_revision"
@@ -49,8 +48,7 @@ def take_revision(connection: Connection) -> int:
     The row is locked until the commit. So a process that sees a revision sees all changes under smaller ones, and two
     transactions that begin with this call run one after the other.
     """
-    following = cast(cast(META.c.value, BigInteger) + 1, Text)
-    take = update(META).where(META.c.key == REVISION_KEY).values(value=following)
+    take = update(META).where(META.c.key == REVISION_KEY).values(value=cast(cast(META.c.value, BigInteger) + 1, Text))
     if not connection.execute(take).rowcount:
         try:
             with connection.begin_nested():
@@ -89,8 +87,7 @@ def add_tenant(connection: Connection, record: TenantRecord) -> TenantRecord:
 def change_tenant(connection: Connection, record: TenantRecord) -> TenantRecord:
     """Overwrite an existing tenant, and return it with its revision."""
     record = replace(record, revision=take_revision(connection))
-    row = TENANTS.c.tenant == str(record.tenant)
-    connection.execute(update(TENANTS).where(row).values(_encode_tenant(record)))
+    connection.execute(update(TENANTS).where(TENANTS.c.tenant == str(record.tenant)).values(_encode_tenant(record)))
     return record
 
 
@@ -158,8 +155,7 @@ def add_token(connection: Connection, record: TokenRecord) -> TokenRecord:
     """Insert a token, and return it with its revision."""
     record = replace(record, revision=take_revision(connection))
     tenants = ALL_TENANTS if record.tenants is None else sorted(record.tenants)
-    texts = {"tenants": msgspec.json.encode(tenants), "scopes": msgspec.json.encode(sorted(record.scopes))}
-    row = encode(record, **{name: text.decode() for name, text in texts.items()})
+    row = encode(record, tenants=_json(tenants), scopes=_json(sorted(record.scopes)))
     connection.execute(insert(TOKENS).values(row))
     return record
 
@@ -238,13 +234,16 @@ def _stream_tokens(connection: Connection, query: Any) -> Iterator[TokenRecord]:
 
 
 def _token(row: Row[Any]) -> TokenRecord:
-    tenants = msgspec.json.decode(row.tenants)
-    scopes = frozenset(msgspec.json.decode(row.scopes))
+    tenants, scopes = msgspec.json.decode(row.tenants), frozenset(msgspec.json.decode(row.scopes))
     return decode(TokenRecord, row, tenants=None if tenants == ALL_TENANTS else frozenset(tenants), scopes=scopes)
 
 
 def _encode_tenant(record: TenantRecord) -> dict[str, Any]:
-    return encode(record, quotas=msgspec.json.encode(record.quotas).decode())
+    return encode(record, quotas=_json(record.quotas))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _tenant(row: Row[Any]) -> TenantRecord:

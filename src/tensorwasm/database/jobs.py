@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, tuple_, update
 
-from tensorwasm.database.rows import decode, encode, find
-from tensorwasm.database.schema import JOBS
+from tensorwasm.database.schema import JOBS, decode, encode, find
 
 JobStatus = Literal["pending", "running", "completed", "failed", "cancelled", "dead"]
 JOB_STATUSES: Final[tuple[JobStatus, ...]] = ("pending", "running", "completed", "failed", "cancelled", "dead")
@@ -128,8 +127,7 @@ def count_pending(connection: Connection, tenant: int, most: int) -> int:
 
 def count_active(connection: Connection) -> int:
     """Return how many jobs have not ended."""
-    active = select(func.count()).select_from(JOBS).where(JOBS.c.status.in_(("pending", "running")))
-    return connection.execute(active).scalar_one()
+    return connection.execute(select(func.count()).where(JOBS.c.status.in_(("pending", "running")))).scalar_one()
 
 
 def get_job(connection: Connection, job_id: str) -> JobRecord | None:
@@ -173,8 +171,7 @@ def cancel_job(connection: Connection, job_id: str, end: JobEnd) -> tuple[JobRec
 
 def expire_jobs(connection: Connection, end: JobEnd, limit: int) -> list[str]:
     """End at most ``limit`` pending jobs whose time has run out, and return their ids."""
-    found = _expired(connection, end.at_unix_ms, JOBS.c.status == "pending", limit)
-    if found:
+    if found := _expired(connection, end.at_unix_ms, JOBS.c.status == "pending", limit):
         connection.execute(update(JOBS).where(JOBS.c.id.in_(found)).values(end.values()))
     return found
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, insert, select
 
-from tensorwasm.database.rows import decode, encode, find
-from tensorwasm.database.schema import KERNELS
+from tensorwasm.database.schema import KERNELS, decode, encode, find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

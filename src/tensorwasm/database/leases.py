@@ -71,10 +71,7 @@ def claim_jobs(connection: Connection, claim: Claim) -> tuple[list[ClaimedJob], 
         update(JOBS)
         .where(JOBS.c.id.in_(chosen), JOBS.c.status == "pending")
         .values(
-            status="running",
-            lease_owner=claim.owner,
-            lease_unix_ms=claim.lease_unix_ms,
-            attempts=JOBS.c.attempts + 1,
+            status="running", lease_owner=claim.owner, lease_unix_ms=claim.lease_unix_ms, attempts=JOBS.c.attempts + 1
         )
         .returning(JOBS)
     ).all()
@@ -200,13 +197,10 @@ def reclaim_jobs(
     }
     now: list[tuple[str, JobStatus]] = [(row.id, _status_of_lost(row)) for row in lost]
     for status, values in values_of.items():
-        chosen = [job_id for job_id, its_status in now if its_status == status]
-        if chosen:
+        if chosen := [job_id for job_id, its_status in now if its_status == status]:
             connection.execute(update(JOBS).where(JOBS.c.id.in_(chosen)).values(**values))
     return now
 
 
 def _status_of_lost(row: Row[*tuple[Any, ...]]) -> JobStatus:
-    if row.cancelled:
-        return "cancelled"
-    return "dead" if row.attempts >= row.max_attempts else "pending"
+    return "cancelled" if row.cancelled else "dead" if row.attempts >= row.max_attempts else "pending"

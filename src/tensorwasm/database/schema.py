@@ -1,25 +1,38 @@
-"""All tables. A tenant is its number as decimal text, since 2**64 - 1 fits no integer of SQLite; times are Unix ms.
+"""All tables, and the conversion between their rows and records.
 
-Columns of JSON are text that the module of the table encodes and decodes; they are never searched.
+A tenant is its number as decimal text, since 2**64 - 1 fits no integer of SQLite; times are Unix ms. Columns of JSON
+are text that the module of the table encodes and decodes; they are never searched.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
+    Connection,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    Row,
+    Select,
     String,
     Table,
     Text,
+    select,
+    tuple_,
 )
+from sqlalchemy.dialects import postgresql, sqlite
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 METADATA: Final = MetaData()
 
@@ -203,3 +216,49 @@ META: Final = Table(
     Column("value", Text, nullable=False),
 )
 """The schema version, and other values of the installation."""
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound="DataclassInstance")
+
+_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+def encode(record: DataclassInstance, **columns: object) -> dict[str, Any]:
+    """Return the columns of a record, named as its fields; ``columns`` replaces those that are stored differently."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    if "tenant" in values:
+        values["tenant"] = str(values["tenant"])
+    return values | columns
+
+
+def decode(kind: type[R], row: Row[Any], **values: object) -> R:
+    """Return the record of a row; ``values`` gives the fields that are stored differently."""
+    columns = row._mapping  # noqa: SLF001 - SQLAlchemy's documented name
+    found = {each.name: columns[each.name] for each in fields(kind) if each.name not in values}
+    if "tenant" in found:
+        found["tenant"] = int(found["tenant"])
+    return kind(**found, **values)
+
+
+def find(connection: Connection, query: Select[Any], make: Callable[[Row[Any]], T]) -> T | None:
+    """Return what ``make`` makes of the first row of a query; None without a row."""
+    row = connection.execute(query).first()
+    return None if row is None else make(row)
+
+
+def page(
+    table: Table, tenant: int, after: tuple[int, str] | None, limit: int, columns: Iterable[ColumnElement[Any]] = ()
+) -> Select[Any]:
+    """Return the query for a tenant's rows, oldest first, of all columns unless ``columns`` names some.
+
+    ``after`` is creation time and id of the last row seen, which may be gone since; None for the first page.
+    """
+    place = tuple_(table.c.created_unix_ms, table.c.id)
+    query = select(*columns or table.c).where(table.c.tenant == str(tenant)).order_by(*place).limit(limit)
+    return query if after is None else query.where(place > tuple_(*after))
+
+
+def insert_into(connection: Connection, table: Table) -> Any:
+    """Return the dialect's insert statement, with ``on_conflict_do_nothing`` and ``on_conflict_do_update``."""
+    return _INSERTS[connection.dialect.name](table)

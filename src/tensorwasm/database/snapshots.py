@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
 
-from tensorwasm.database.rows import decode, encode, find, page
-from tensorwasm.database.schema import FUNCTIONS, SNAPSHOTS, VERSIONS
+from tensorwasm.database.schema import FUNCTIONS, SNAPSHOTS, VERSIONS, decode, encode, find, page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +40,19 @@ def insert_snapshot(connection: Connection, record: SnapshotRecord) -> None:
     connection.execute(insert(SNAPSHOTS).values(encode(record)))
 
 
+_snapshot: Final = partial(decode, SnapshotRecord)
+
+
 def find_snapshot(connection: Connection, snapshot_id: str) -> SnapshotRecord | None:
     """Return a snapshot of any tenant; None if there is none."""
-    query = select(SNAPSHOTS).where(SNAPSHOTS.c.id == snapshot_id)
-    return find(connection, query, lambda row: decode(SnapshotRecord, row))
+    return find(connection, select(SNAPSHOTS).where(SNAPSHOTS.c.id == snapshot_id), _snapshot)
 
 
 def list_snapshots(
     connection: Connection, tenant: int, after: tuple[int, str] | None, limit: int
 ) -> tuple[SnapshotRecord, ...]:
     """Return a tenant's snapshots, oldest first; arguments as for `page`."""
-    rows = connection.execute(page(SNAPSHOTS, tenant, after, limit))
-    return tuple(decode(SnapshotRecord, row) for row in rows)
+    return tuple(map(_snapshot, connection.execute(page(SNAPSHOTS, tenant, after, limit))))
 
 
 def delete_snapshot(connection: Connection, snapshot_id: str) -> bool:
@@ -60,8 +62,7 @@ def delete_snapshot(connection: Connection, snapshot_id: str) -> bool:
 
 def existing_snapshots(connection: Connection, snapshot_ids: tuple[str, ...]) -> frozenset[str]:
     """Return those of some snapshots that exist."""
-    query = select(SNAPSHOTS.c.id).where(SNAPSHOTS.c.id.in_(snapshot_ids))
-    return frozenset(connection.execute(query).scalars())
+    return frozenset(connection.execute(select(SNAPSHOTS.c.id).where(SNAPSHOTS.c.id.in_(snapshot_ids))).scalars())
 
 
 def find_version_of_module(connection: Connection, tenant: int, module: bytes) -> tuple[str, int] | None:

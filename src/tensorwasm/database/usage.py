@@ -1,15 +1,14 @@
-"""Hourly usage of tenants."""
+"""Hourly usage of tenants, totals for gauges, and references into the artifact store for backups."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Column, Connection, func, select
 
-from tensorwasm.database.rows import encode, insert_into
-from tensorwasm.database.schema import USAGE
+from tensorwasm.database.schema import FUNCTIONS, JOBS, SESSIONS, SNAPSHOTS, USAGE, VERSIONS, encode, insert_into
 
 HOUR_MS: Final = 3_600_000
 
@@ -39,10 +38,7 @@ def add_usage(connection: Connection, hour_unix_ms: int, used: Mapping[int, Usag
     rows = [encode(each, tenant=str(tenant), hour_unix_ms=hour_unix_ms) for tenant, each in sorted(used.items())]
     statement = insert_into(connection, USAGE)
     added: dict[str, Any] = {column.name: column + statement.excluded[column.name] for column in _COLUMNS}
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=["tenant", "hour_unix_ms"], set_=added),
-        rows,
-    )
+    connection.execute(statement.on_conflict_do_update(index_elements=["tenant", "hour_unix_ms"], set_=added), rows)
 
 
 def list_device_usage(connection: Connection, since_unix_ms: int) -> list[tuple[int, int, int, int]]:
@@ -63,3 +59,43 @@ def list_usage(
     chosen = (USAGE.c.tenant == str(tenant), hour >= since_unix_ms, hour < until_unix_ms)
     query = select(hour, *_COLUMNS).where(*chosen).order_by(hour)
     return [(row[0], UsageAmounts(*row[1:])) for row in connection.execute(query)]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """Numbers of records of all tenants: functions, and jobs and sessions by status."""
+
+    functions: int = 0
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    sessions: Mapping[str, int] = field(default_factory=dict)
+
+
+def count_records(connection: Connection) -> RecordCounts:
+    """Return the current numbers."""
+    functions = connection.execute(select(func.count()).select_from(FUNCTIONS)).scalar_one()
+    return RecordCounts(functions, _count_by(connection, JOBS.c.status), _count_by(connection, SESSIONS.c.status))
+
+
+def _count_by(connection: Connection, status: Column[str]) -> dict[str, int]:
+    return {row[0]: row[1] for row in connection.execute(select(status, func.count()).group_by(status))}
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the artifact store must contain."""
+
+    modules: tuple[tuple[str, str, int, bytes], ...]  # tenant, function, version, hash
+    saves: tuple[tuple[str, str, str], ...]  # tenant, session, save
+    snapshots: tuple[tuple[str, str], ...]  # tenant, snapshot
+
+
+def take_inventory(connection: Connection) -> Inventory:
+    """Return all references into the artifact store."""
+    of = FUNCTIONS.join(VERSIONS, VERSIONS.c.function_id == FUNCTIONS.c.id)
+    modules = select(FUNCTIONS.c.tenant, FUNCTIONS.c.id, VERSIONS.c.number, VERSIONS.c.module).select_from(of)
+    saves = select(SESSIONS.c.tenant, SESSIONS.c.id, SESSIONS.c.save).where(SESSIONS.c.save.is_not(None))
+    return Inventory(
+        tuple((row[0], row[1], row[2], bytes(row[3])) for row in connection.execute(modules)),
+        tuple((row[0], row[1], row[2]) for row in connection.execute(saves)),
+        tuple((row[0], row[1]) for row in connection.execute(select(SNAPSHOTS.c.tenant, SNAPSHOTS.c.id))),
+    )

@@ -2,8 +2,7 @@
 
 from tensorwasm.doctor.checks import check_machine
 from tensorwasm.doctor.diagnoses import DIAGNOSES, Diagnosis, diagnose
-from tensorwasm.doctor.facts import System
-from tensorwasm.doctor.results import CheckResult, MachineReport, Status, render, render_rows
+from tensorwasm.doctor.facts import CheckResult, MachineReport, Status, System, render, render_rows
 
 __all__ = [
     "DIAGNOSES",

@@ -1,4 +1,7 @@
-"""The machine as the checks see it: what they read from it, which tests replace, and facts that are looked up once."""
+"""The machine as the checks see it: what they read from it, facts that are looked up once, results and the report.
+
+Tests replace `System`, which reads from the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,100 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final
 
 from tensorwasm.doctor.diagnoses import diagnose
-from tensorwasm.doctor.results import CheckResult, Status
 from tensorwasm.errors import DeviceUnavailable, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
 from tensorwasm.gpu.cuda.driver.versions import Version, parse_version
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.opening import open_device, parse_choice
+
+_WIDTH: Final = 110
+_LABEL: Final = 22
+
+
+class Status(StrEnum):
+    """Severity of a result."""
+
+    OK = "OK"
+    INFO = "INFO"  # neither good nor bad
+    WARN = "WARN"  # something is broken that the chosen device does not need
+    FAIL = "FAIL"  # keeps the chosen device from working
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One row of the report; `diagnosis` and `fix` are empty where there is nothing to explain or to do."""
+
+    check: str  # stable: programs read it
+    status: Status
+    seen: str
+    diagnosis: str = ""
+    fix: str = ""
+
+
+Results = CheckResult | tuple[CheckResult, ...] | None
+"""What one check returns; None if it does not apply to the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """Results of all checks of a machine, in the order in which they were made.
+
+    Attributes:
+        ok: the chosen device works and no check failed.
+        choice: device that was asked for.
+        device: kind and name of the device that opened; empty if none did.
+        platform: the value of ``sys.platform``.
+        rows: the results.
+    """
+
+    ok: bool
+    choice: str
+    device: str
+    platform: str
+    rows: tuple[CheckResult, ...]
+
+
+def render(report: MachineReport) -> str:
+    """Return a report as plain ASCII text: one line per result, cause and fix below it."""
+    verdict = f"{report.device} works." if report.ok else "The chosen device does not work."
+    return render_rows(f"TensorWasm doctor: --device {report.choice} on {report.platform}", report.rows, verdict)
+
+
+def render_rows(title: str, rows: Sequence[CheckResult], verdict: str) -> str:
+    """Return results as `render` does, between a title and a verdict."""
+    lines = [title, ""]
+    for row in rows:
+        head = f"{row.status:<4}  {row.check:<{_LABEL}}  "
+        lines += _wrap(row.seen, head) or [head.rstrip()]
+        for label, text in (("why: ", row.diagnosis), ("fix: ", row.fix)):
+            lines += _wrap(text, " " * len(f"FAIL  {'':{_LABEL}}  ") + label)
+    counts = Counter(row.status for row in rows)
+    lines += ["", f"{counts[Status.FAIL]} FAIL, {counts[Status.WARN]} WARN. {verdict}"]
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def _wrap(text: str, head: str) -> list[str]:
+    """Wrap a text after a head, without breaking commands or paths."""
+    indent = " " * len(head)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _printable(line: str) -> str:
+    return "".join(character if " " <= character <= "~" else "?" for character in line)
+
 
 DEVICE_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 KERNEL_MODULE: Final = "/proc/driver/nvidia/version"
@@ -199,11 +282,8 @@ class MachineFacts:
     @cached_property
     def missing_files(self) -> tuple[str, ...]:
         """Messages about missing files of the driver, which explain errors whose text alone does not."""
-        expected: tuple[str, ...] = ()
-        if self.wsl:
-            expected = (WSL_LIBRARY,)
-        elif self.linux and self.system.exists(KERNEL_MODULE):
-            expected = DEVICE_NODES
+        nodes = DEVICE_NODES if self.linux and self.system.exists(KERNEL_MODULE) else ()
+        expected = (WSL_LIBRARY,) if self.wsl else nodes
         return tuple(f"{path} is missing" for path in expected if not self.system.exists(path))
 
     def close(self) -> None:

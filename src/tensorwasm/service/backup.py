@@ -11,8 +11,8 @@ from tensorwasm.artifacts.opening import open_store
 from tensorwasm.artifacts.sealed.header import HEADER_BYTES, read_header
 from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.database.engine.opening import read_database, sqlite_url
-from tensorwasm.database.inventory import Inventory, take_inventory
-from tensorwasm.doctor.results import CheckResult, Status
+from tensorwasm.database.usage import Inventory, take_inventory
+from tensorwasm.doctor.facts import CheckResult, Status
 from tensorwasm.errors import ArtifactCorrupt, ArtifactNotFound, SealRefused, TensorWasmError, UnknownKey
 from tensorwasm.runtime.snapshots import stored
 from tensorwasm.service.sessions.instances import session_name

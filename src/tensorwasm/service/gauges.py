@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.database.engine.executor import DatabaseExecutor
-from tensorwasm.database.inventory import RecordCounts, count_records
+from tensorwasm.database.usage import RecordCounts, count_records
 from tensorwasm.runtime.warm import WarmStatistics
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations

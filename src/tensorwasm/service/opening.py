@@ -29,10 +29,9 @@ from tensorwasm.artifacts.opening import identify, open_store
 from tensorwasm.artifacts.private_files import FOLDER_MODE, OTHERS, require_own
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.database.engine.executor import DatabaseExecutor
-from tensorwasm.database.engine.opening import open_database, sqlite_url
-from tensorwasm.database.engine.ownership import claim_data_folder, own_database
+from tensorwasm.database.engine.opening import claim_data_folder, open_database, own_database, sqlite_url
 from tensorwasm.database.identity import read_revision
-from tensorwasm.database.servers import ServerRecord
+from tensorwasm.database.sessions import ServerRecord
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission

@@ -7,10 +7,10 @@ import urllib.request
 import pytest
 
 from fakes import s3_server
-from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
 from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.backends.memory import MemoryBackend
 from tensorwasm.artifacts.backends.objects import ObjectBackend, connect
+from tensorwasm.artifacts.caches import CachedBackend, DiskCache
 from tensorwasm.artifacts.store import ContentStore
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="artifacts on disk need flock")

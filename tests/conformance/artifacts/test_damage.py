@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from strategies.store import outcome
-from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
 from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.caches import CachedBackend, DiskCache
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.artifacts.values import Quota

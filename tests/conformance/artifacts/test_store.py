@@ -180,9 +180,9 @@ def test_a_tenants_view_is_the_store_without_the_others(store):
     view = TenantView(store, "t")
     digest = view.put("module", b"m")
     view.bind("main", digest)
-    assert (view.resolve("main"), bytes(view.get(digest)), view.usage().count) == (digest, b"m", 1)
-    assert view.names() == {"main": digest}
-    assert view.stat(digest) == view.list()[0]
+    assert (view.resolve("main"), bytes(view.get(digest)), view.store.usage(view.tenant).count) == (digest, b"m", 1)
+    assert view.store.names(view.tenant) == {"main": digest}
+    assert view.stat(digest) == view.store.list(view.tenant)[0]
     view.unbind("main")
     view.delete(digest)
     assert store.list("t") == ()

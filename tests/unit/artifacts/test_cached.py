@@ -7,9 +7,9 @@ import pytest
 
 from fakes.calls import FailingCalls
 from tensorwasm import settings
-from tensorwasm.artifacts.backends.cached import CachedBackend, DiskCache
 from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.backends.memory import MemoryBackend
+from tensorwasm.artifacts.caches import CachedBackend, DiskCache
 from tensorwasm.artifacts.opening import open_backend, open_store
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.artifacts.values import Quota

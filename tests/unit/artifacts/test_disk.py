@@ -14,8 +14,7 @@ import pytest
 from fakes import store_worker
 from fakes.calls import CountedCalls, Died, DyingCalls, FailingCalls
 from oracles.store import Model, seen
-from tensorwasm.artifacts.backends.disk import DiskBackend
-from tensorwasm.artifacts.backends.files import SystemCalls
+from tensorwasm.artifacts.backends.disk import DiskBackend, SystemCalls
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.artifacts.values import Quota

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tensorwasm.artifacts.read_cache import ReadCache
+from tensorwasm.artifacts.caches import ReadCache
 
 
 def read(recent, name, data=b"x" * 10):

@@ -6,9 +6,8 @@ import zlib
 import pytest
 
 from tensorwasm.bench.figures import Figure
-from tensorwasm.bench.inputs import read_guest
-from tensorwasm.bench.restoring import dense
-from tensorwasm.bench.sandbox import keep_alive, measure_sandbox, run_at_steady_rate
+from tensorwasm.bench.harness import read_guest
+from tensorwasm.bench.sandbox import dense, keep_alive, measure_sandbox, run_at_steady_rate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

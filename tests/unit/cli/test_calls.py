@@ -15,7 +15,7 @@ from fakes.client import refuse
 from tensorwasm.cli import entry
 from tensorwasm.cli.remote import jobs
 from tensorwasm.cli.remote.calls import decode_chunk, read_events
-from tensorwasm.cli.remote.outcome import format_result, writer
+from tensorwasm.cli.remote.commands import format_result, writer
 from tensorwasm.errors import Refused
 from tensorwasm.server.streaming import sse
 

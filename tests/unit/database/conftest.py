@@ -3,7 +3,7 @@
 import pytest
 
 from fakes import postgres
-from tensorwasm.database.engine.executor import DatabaseExecutor
+from fakes.blocking import BlockingExecutor
 from tensorwasm.database.engine.opening import open_database, sqlite_url
 
 
@@ -42,6 +42,6 @@ def database(address):
 
 @pytest.fixture
 def executor(address):
-    executor = DatabaseExecutor(open_database(address))
+    executor = BlockingExecutor(open_database(address))
     yield executor
     executor.close_now()

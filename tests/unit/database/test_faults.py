@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import func, insert, select, text, update
 
 from fakes import database_writer
-from tensorwasm.database.engine import sqlite
-from tensorwasm.database.engine.executor import DatabaseExecutor
+from fakes.blocking import BlockingExecutor
+from tensorwasm.database.engine import dialects
 from tensorwasm.database.engine.opening import open_database
 from tensorwasm.database.schema import META
 from tensorwasm.errors import DatabaseUnavailable
@@ -29,8 +29,8 @@ def keys(connection):
 
 
 def test_a_locked_database_fails_all_waiting_calls_at_once(sqlite_address, monkeypatch):
-    monkeypatch.setattr(sqlite, "BUSY_S", 0.2)
-    holder, executor = open_database(sqlite_address), DatabaseExecutor(open_database(sqlite_address), batch=4)
+    monkeypatch.setattr(dialects, "BUSY_S", 0.2)
+    holder, executor = open_database(sqlite_address), BlockingExecutor(open_database(sqlite_address), batch=4)
 
     async def write_all():
         calls = [executor.write(put, f"{number}") for number in range(50)]
@@ -40,13 +40,13 @@ def test_a_locked_database_fails_all_waiting_calls_at_once(sqlite_address, monke
         assert {str(error) for error in asyncio.run(write_all())} == {"the database is locked by another process"}
         assert executor.read_now(keys) == {"schema_version"}
     assert executor.write_now(put, "a") == "a"
-    assert executor.statistics().failures == 50
+    assert executor.failures() == 50
     executor.close_now()
     holder.close()
 
 
 def test_a_full_disk_is_reported_and_committed_rows_stay(sqlite_address):
-    executor = DatabaseExecutor(open_database(sqlite_address))
+    executor = BlockingExecutor(open_database(sqlite_address))
     executor.write_now(put, "before")
     executor.write_now(lambda connection: connection.execute(text("PRAGMA max_page_count = 60")).all())
     with pytest.raises(DatabaseUnavailable, match="full"):
@@ -83,7 +83,7 @@ def test_acknowledged_writes_survive_a_killed_process(address, acknowledged):
 
 
 def test_a_restarted_server_is_reconnected(postgres_server, postgres_address):
-    executor = DatabaseExecutor(open_database(postgres_address))
+    executor = BlockingExecutor(open_database(postgres_address))
     executor.write_now(put, "a")
     postgres_server.stop()
     try:
@@ -98,7 +98,7 @@ def test_a_restarted_server_is_reconnected(postgres_server, postgres_address):
 
 
 def test_connections_ended_by_the_server_are_replaced(postgres_server, postgres_address):
-    executor = DatabaseExecutor(open_database(postgres_address))
+    executor = BlockingExecutor(open_database(postgres_address))
     executor.write_now(put, "a")
     executor.read_now(keys)
     postgres_server.stop()
@@ -110,7 +110,7 @@ def test_connections_ended_by_the_server_are_replaced(postgres_server, postgres_
 
 def test_a_deadlock_is_resolved_by_trying_again(postgres_address):
     other = open_database(postgres_address)
-    executor = DatabaseExecutor(open_database(postgres_address))
+    executor = BlockingExecutor(open_database(postgres_address))
     for key in "ab":
         executor.write_now(put, key, value="")
     holding, waiting = threading.Event(), threading.Event()
@@ -141,6 +141,6 @@ def test_a_deadlock_is_resolved_by_trying_again(postgres_address):
         lambda connection: connection.execute(select(META.c.value).where(META.c.key.in_(["a", "b"]))).all()
     )
     assert [value for (value,) in read] == ["21", "21"]
-    assert executor.statistics().repeats == 1
+    assert len(executor.repeated) == 1
     executor.close_now()
     other.close()

@@ -2,8 +2,8 @@
 
 from sqlalchemy import insert
 
-from tensorwasm.database.inventory import RecordCounts, count_records
 from tensorwasm.database.schema import FUNCTIONS
+from tensorwasm.database.usage import RecordCounts, count_records
 
 
 def test_an_empty_database_counts_zero(executor):

@@ -8,7 +8,7 @@ import sys
 import pytest
 from sqlalchemy import text
 
-from tensorwasm.database.engine import sqlite
+from tensorwasm.database.engine import dialects
 from tensorwasm.database.engine.opening import open_database, sqlite_url
 from tensorwasm.database.schema import METADATA
 from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, UnsafeFile
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_distinguished_from_a_new_one(tmp_path, damage):
 
 
 def test_a_locked_file_is_reported_after_the_timeout(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    monkeypatch.setattr(dialects, "BUSY_S", 0.05)
     holder = open_database(sqlite_url(tmp_path / "service.db"))
     with holder.writing(), pytest.raises(DatabaseUnavailable, match="locked"):
         open_database(sqlite_url(tmp_path / "service.db"))

@@ -4,18 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from tensorwasm.database.engine.opening import open_database, sqlite_url
-from tensorwasm.database.engine.ownership import claim_data_folder, own_database
-from tensorwasm.database.servers import (
+from tensorwasm.database.engine.opening import claim_data_folder, open_database, own_database, sqlite_url
+from tensorwasm.database.sessions import (
     ServerRecord,
+    SessionOptions,
+    SessionRecord,
+    find_session,
+    insert_session,
     join_servers,
     release_session,
     remove_dead_servers,
     remove_server,
     renew_server,
     take_session,
+    write_session,
 )
-from tensorwasm.database.sessions import SessionOptions, SessionRecord, find_session, insert_session, write_session
 from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, SessionElsewhere
 
 FIRST = ServerRecord("1" * 36, "first", "k" * 16, "a" * 32)

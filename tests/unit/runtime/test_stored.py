@@ -14,7 +14,7 @@ from tensorwasm.artifacts.backends.memory import MemoryBackend
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import HmacKey, KeyRing
 from tensorwasm.artifacts.snapshot.file import renew_snapshot
-from tensorwasm.artifacts.snapshot.validation import MAX_DEPTH
+from tensorwasm.artifacts.snapshot.head import MAX_DEPTH
 from tensorwasm.artifacts.store import ContentStore, TenantView
 from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import (
@@ -84,7 +84,7 @@ def test_what_is_kept_is_found_by_name_with_its_module_and_its_chain(runtime, fu
     keep_chain(function, view, 3)
     assert loaded(runtime, view, "2", 4096, 8192, 12288) == [1, 2, 3]
     assert loaded(runtime, view, "0", 4096, 8192, 12288) == [1, 0, 0]
-    assert view.usage().count == 4
+    assert view.store.usage(view.tenant).count == 4
     found = fetch_snapshot(view, "2")
     assert len(found.files) == 3
     assert set(view.stat(found.digest).refers_to) == {blake3(MODULE), view.resolve("1")}
@@ -97,7 +97,7 @@ def test_a_name_may_be_moved_on_to_what_adds_to_it(runtime, function, view):
             live.call("store", [4096 * step + 4096, step + 1])
             store_snapshot(view, "state", live, MODULE, parent="state", keys=RING)
     assert loaded(runtime, view, "state", 4096, 8192, 12288) == [1, 2, 3]
-    assert dict(view.names()).keys() == {"state"}
+    assert dict(view.store.names(view.tenant)).keys() == {"state"}
 
 
 def test_only_what_a_name_leads_to_outlives_a_collection(runtime, function, store, view):
@@ -108,7 +108,7 @@ def test_only_what_a_name_leads_to_outlives_a_collection(runtime, function, stor
     assert loaded(runtime, view, "2", 4096) == [1]
     view.unbind("2")
     assert len(store.collect(0).artifacts) == 4
-    assert view.list() == ()
+    assert view.store.list(view.tenant) == ()
 
 
 def test_a_snapshot_file_is_kept_after_all_of_it_was_verified(runtime, function, view, tmp_path):
@@ -132,14 +132,14 @@ def test_a_snapshot_file_is_kept_after_all_of_it_was_verified(runtime, function,
             store_snapshot(view, "bad", path, MODULE, keys=RING)
     with pytest.raises(WrongModule):
         store_snapshot(view, "bad", whole, b"another", keys=RING)
-    assert view.names().keys() == {"whole", "added"}
-    assert view.usage().count == 3
+    assert view.store.names(view.tenant).keys() == {"whole", "added"}
+    assert view.store.usage(view.tenant).count == 3
 
 
 def test_a_module_that_an_instance_does_not_run_is_not_kept_with_it(function, view):
     with function.open() as live, pytest.raises(WrongModule):
         store_snapshot(view, "state", live, b"another", keys=RING)
-    assert view.list() == ()
+    assert view.store.list(view.tenant) == ()
 
 
 @pytest.mark.rule("8-artifacts")
@@ -220,7 +220,7 @@ def test_whoever_dies_while_keeping_leaves_the_old_state_or_the_new_one(runtime,
             store.collect(0)
             assert store.verify().findings == ()
             view = TenantView(store, "alice")
-            seen.add((len(fetch_snapshot(view, "state").files), view.usage().count))
+            seen.add((len(fetch_snapshot(view, "state").files), view.store.usage(view.tenant).count))
             assert loaded(runtime, view, "state", 4096) == [1]
             shutil.rmtree(after)
             if not calls.dead:

@@ -96,5 +96,5 @@ def tenant_of(folder: str) -> str | None:
         tail = (bytes.fromhex(part[:2]) + part[2:].encode() for part in parts)
         tenant = b"".join((head.encode(), *tail)).decode()
     except ValueError:
-        return None
+        tenant = ""
     return tenant if tenant and folder_of(tenant) == folder else None

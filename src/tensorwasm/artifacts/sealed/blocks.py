@@ -132,9 +132,7 @@ class Coder:
 
     def encrypt(self, index: int, data: bytes | memoryview) -> bytes | memoryview:
         """Return data encrypted, 16 bytes longer; as it is without a key."""
-        if self._aead is None:
-            return data
-        return bytes(self._aead.encrypt(_NONCE.pack(index), data, self._constant))
+        return data if self._aead is None else bytes(self._aead.encrypt(_NONCE.pack(index), data, self._constant))
 
     def decrypt(self, index: int, data: bytes | memoryview) -> bytes | memoryview:
         """Return what `encrypt` took, with the same index, in the same file."""
@@ -175,10 +173,7 @@ class Coder:
 def _decompress(data: bytes | memoryview, into: memoryview) -> None:
     """Fill a buffer from one frame, which must have exactly that content; never write more."""
     zstd = _zstd()
-    with (
-        suppress(zstd.ZstdError),
-        zstd.ZstdDecompressor(max_window_size=BLOCK_BYTES).stream_reader(data) as frame,
-    ):
+    with suppress(zstd.ZstdError), zstd.ZstdDecompressor(max_window_size=BLOCK_BYTES).stream_reader(data) as frame:
         if frame.readinto(into) == len(into) and not frame.read(1):
             return
     raise Damaged("a block does not decompress to what it says")

@@ -112,13 +112,12 @@ class Header:
 
 def require_sizes(content_bytes: int, head_bytes: int, body_bytes: int = 0, directory_bytes: int = 0) -> None:
     """Check the caps of writer and reader; a writer gives two sizes, from which the others follow."""
-    caps = (
+    for size, cap in (
         (content_bytes, MAX_CONTENT_BYTES),
         (head_bytes, MAX_HEAD_BYTES),
         (body_bytes, MAX_FILE_BYTES - HEADER_BYTES),
         (directory_bytes, MAX_DIRECTORY_BYTES),
-    )
-    for size, cap in caps:
+    ):
         if size > cap:
             raise TooLarge(size, cap)
 

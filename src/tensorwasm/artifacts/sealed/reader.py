@@ -250,8 +250,7 @@ def _read_header(
     """Return the header if its signature, the file's length, the content and the module are right."""
     if data.size_bytes > MAX_FILE_BYTES:
         raise TooLarge(data.size_bytes, MAX_FILE_BYTES)
-    first = bytes(data.read(0, min(HEADER_BYTES, data.size_bytes)))
-    header = read_header(first, ring, allow_unsigned=allow_unsigned)
+    header = read_header(bytes(data.read(0, min(HEADER_BYTES, data.size_bytes))), ring, allow_unsigned=allow_unsigned)
     size_bytes = HEADER_BYTES + header.body_bytes
     if data.size_bytes != size_bytes:
         raise Damaged(f"the file has {data.size_bytes} bytes, not the {size_bytes} that were signed")
@@ -310,5 +309,4 @@ def _is_consistent(block: BlockEntry, header: Header, end: int) -> bool:
         Codec.RAW: size_bytes == block.raw_bytes,
         Codec.ZSTD: 0 < size_bytes < block.raw_bytes and header.compression is Compression.ZSTD,
     }
-    inside = HEADER_BYTES <= block.at_bytes <= end - block.stored_bytes
-    return inside and lengths.get(block.codec, False)
+    return HEADER_BYTES <= block.at_bytes <= end - block.stored_bytes and lengths.get(block.codec, False)

@@ -15,8 +15,7 @@ from tensorwasm.artifacts.private_files import map_scratch, scratch
 from tensorwasm.artifacts.sealed.header import Content
 from tensorwasm.artifacts.sealed.reader import SealedFile, Source
 from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing, renew_sealed, write_sealed
-from tensorwasm.artifacts.snapshot.head import Layout, decode_head, encode_head, list_bytes
-from tensorwasm.artifacts.snapshot.validation import ExtentMap
+from tensorwasm.artifacts.snapshot.head import ExtentMap, Layout, decode_head, encode_head, list_bytes
 from tensorwasm.errors import InvalidSnapshot, WrongParent
 from tensorwasm.saved import PAGE_BYTES, SavedInstance, SavedRun
 
@@ -155,8 +154,7 @@ class SnapshotFile:
         self.close()
 
     def _require_chain(self) -> None:
-        missing = self.layers[-1].instance.parent
-        if missing is not None:
+        if (missing := self.layers[-1].instance.parent) is not None:
             raise WrongParent(f"the snapshot adds to {missing.hex()}, which was not opened")
 
     def _memory(self, index: int) -> _Extents:
@@ -214,8 +212,7 @@ def renew_snapshot(data: memoryview, ring: KeyRing) -> memoryview | None:
     `renew_sealed`, and StoreUnavailable if there is no room for it.
     """
     with scratch() as file:
-        done = renew_sealed(data, file, ring, content=Content.SNAPSHOT)
-        return None if done is None else map_scratch(file)
+        return map_scratch(file) if renew_sealed(data, file, ring, content=Content.SNAPSHOT) else None
 
 
 def _require_base(layout: Layout, parent: Layer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.artifacts.snapshot.file import SnapshotFile, Span, merge
-from tensorwasm.artifacts.snapshot.validation import ExtentMap
+from tensorwasm.artifacts.snapshot.head import ExtentMap
 from tensorwasm.saved import PAGE_BYTES, SavedInstance, SavedSession
 
 _STRIDE_BYTES: Final = 64 * PAGE_BYTES

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, measure, sampled, summarise
-from tensorwasm.bench.inputs import read_example, read_guest
+from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, loop_us, measure, sampled, summarise
+from tensorwasm.bench.harness import read_example, read_guest
 from tensorwasm.bench.peers.cuda import ELEMENTS, PEERS, RAW, RawPeer
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device.limits import STAGE_SLOT_BYTES
@@ -41,8 +41,7 @@ def measure_job(choice: str = "auto") -> Report:
             start = time.perf_counter()
             function = runtime.load(wasm, name=name)
             _run_example(function)
-            first_s = time.perf_counter() - start
-            figures.append(Figure(f"{name}.wasm, first run", "s", first_s, 0.0, 1))
+            figures.append(Figure(f"{name}.wasm, first run", "s", time.perf_counter() - start, 0.0, 1))
             figures.append(sampled(f"{name}.wasm, later runs", "s", measure(partial(_run_example, function), 30)))
         return Report("job", runtime.device.name, tuple(figures))
 
@@ -80,7 +79,7 @@ class DeviceBench:
 
     def ns(self, export: str, *args: int, memory_kind: MemoryKind | None = None) -> float:
         """Return the time that the guest measured for the whole of its loop."""
-        return float(call_guest(self.dispatch, export, *args, memory_kind=memory_kind))
+        return call_guest(self.dispatch, export, *args, memory_kind=memory_kind)
 
     def against_raw(
         self,
@@ -143,12 +142,11 @@ def _launches(bench: DeviceBench, count: int, samples: int) -> Iterator[Figure]:
         if bench.real:
             subjects |= _python_loops(bench, open_peers, count)
         taken = alternate(subjects, samples)
-    rows: list[tuple[str, str, str, float | None]] = [
+    for name, subject, loop, bar in (
         ("guest launch, submit only", "submit", "raw_submit", 1.10),
         ("guest launch + sync", "sync", "raw_launch_sync", 1.15),
         (f"graph of {REPLAYED} launches replayed by the guest, per launch", "replay", "raw_complete", 0.5),
-    ]
-    for name, subject, loop, bar in rows:
+    ):
         yield bench.against_raw(name, "ns", taken[subject], taken.get(loop), bar)
     for loop, shown in _LOOPS.items():
         if loop in taken:
@@ -173,13 +171,9 @@ def _python_loops(bench: DeviceBench, open_peers: ExitStack, count: int) -> dict
 
 
 def _sandboxes(bench: DeviceBench, count: int, samples: int) -> Iterator[Figure]:
-    repeats = max(3, count // 20)
-
     def fresh(export: str) -> float:
-        start = time.perf_counter_ns()
-        for _ in range(repeats):
-            bench.sandbox.invoke(export, grants={"cuda"}, memory_kind="staged")
-        return (time.perf_counter_ns() - start) / repeats / 1000
+        call = partial(bench.sandbox.invoke, export, grants={"cuda"}, memory_kind="staged")
+        return loop_us(call, max(3, count // 20))
 
     if call_guest(bench.sandbox, "once", memory_kind="staged") != 0:
         yield Figure("fresh sandbox + one small kernel: WRONG RESULT", "us", 0.0, 0.0, 0, bar=0.0, sense="at least")

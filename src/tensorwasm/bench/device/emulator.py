@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, measure, sampled, time_once
-from tensorwasm.bench.inputs import read_example
+from tensorwasm.bench.harness import read_example
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.gpu.device.port import Device
@@ -87,8 +87,7 @@ def _execute(
 
 def _load(device: Device) -> Iterator[Figure]:
     """Yield processor time for a megabyte of PTX: to read it, and to make all of it, or one kernel, ready to run."""
-    source = read_example("matmul/matmul.sm_80.ptx").decode("ascii")
-    head, entry, kernel = source.partition(".visible .entry")
+    head, entry, kernel = read_example("matmul/matmul.sm_80.ptx").decode("ascii").partition(".visible .entry")
     copies = (re.sub(r"\bmatmul", f"matmul{index}", kernel) for index in range(64))
     text = head + "\n".join(entry + copy for copy in copies)  # many kernels as a compiler writes them
     one = extract(parse(text), "matmul0")
@@ -102,5 +101,4 @@ def _load(device: Device) -> Iterator[Figure]:
         "one kernel of a parsed module loaded, per MB of the module": lambda: load(one),
     }
     for name, work in subjects.items():
-        taken = [time_once(work, time.process_time) / (len(text) / 1e6) for _ in range(SAMPLES)]
-        yield sampled(name, "s", taken)
+        yield sampled(name, "s", [time_once(work, time.process_time) / (len(text) / 1e6) for _ in range(SAMPLES)])

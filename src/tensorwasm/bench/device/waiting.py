@@ -16,8 +16,7 @@ from contextlib import closing
 from typing import Any, Final
 
 from tensorwasm.bench.figures import Figure, Report
-from tensorwasm.bench.inputs import read_guest
-from tensorwasm.bench.processes import resident_bytes
+from tensorwasm.bench.harness import read_guest, resident_bytes
 from tensorwasm.gpu.device.port import Device, Stream
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.runtime import Function, Runtime

@@ -11,11 +11,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm.bench.figures import MissingPeer
-from tensorwasm.bench.processes import scratch_folder
+from tensorwasm.bench.harness import scratch_folder
 
 RAW: Final = "raw C loop"
 ELEMENTS: Final = 65536
@@ -159,11 +160,8 @@ def cuda_bindings(ordinal: int, ptx: bytes, entry: str) -> Iterator[Loops]:
     arrays = [call("cuMemAlloc", ELEMENTS * 4) for _ in range(3)]
     values = [*(ctypes.c_uint64(int(array)) for array in arrays), ctypes.c_uint32(ELEMENTS)]
     packed = (ctypes.c_void_p * 4)(*map(ctypes.addressof, values))
-    where = ctypes.addressof(packed)
 
-    def launch() -> None:
-        driver.cuLaunchKernel(function, _BLOCKS, 1, 1, 256, 1, 1, 0, stream, where, 0)
-
+    launch = partial(driver.cuLaunchKernel, function, _BLOCKS, 1, 1, 256, 1, 1, 0, stream, ctypes.addressof(packed), 0)
     try:
         yield _loops(launch, lambda: call("cuStreamSynchronize", stream))
     finally:
@@ -186,8 +184,7 @@ def cupy(ordinal: int, ptx: bytes, entry: str) -> Iterator[Loops]:
     with library.cuda.Device(ordinal), library.cuda.Stream(non_blocking=True) as stream:
         function.load(ptx)
         kernel = function.get_function(entry)
-        arrays = [library.zeros(ELEMENTS, dtype=library.float32) for _ in range(3)]
-        arguments = (*arrays, library.uint32(ELEMENTS))
+        arguments = (*(library.zeros(ELEMENTS, dtype=library.float32) for _ in range(3)), library.uint32(ELEMENTS))
         yield _loops(lambda: kernel((_BLOCKS,), (256,), arguments), stream.synchronize)
 
 

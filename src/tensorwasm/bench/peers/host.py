@@ -12,11 +12,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.bench.figures import MissingPeer, time_once
-from tensorwasm.bench.processes import free_port
+from tensorwasm.bench.figures import MissingPeer, loop_us, time_once
+from tensorwasm.bench.harness import free_port
 
 WASMTIME: Final = "wasmtime-py"
 PROCESS: Final = "a process"
@@ -70,28 +71,18 @@ def wasmtime_loop(wasm: bytes, export: str, value: int) -> Loop:
     engine = wasmtime.Engine()
     linker, module = wasmtime.Linker(engine), wasmtime.Module(engine, wasm)
 
-    def loop(count: int) -> float:
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            store = wasmtime.Store(engine)
-            if linker.instantiate(store, module).exports(store)[export](store, value) != value:
-                raise MissingPeer("wasmtime-py returned a wrong result")
-        return (time.perf_counter_ns() - start) / count / 1000
+    def call() -> None:
+        store = wasmtime.Store(engine)
+        if linker.instantiate(store, module).exports(store)[export](store, value) != value:
+            raise MissingPeer("wasmtime-py returned a wrong result")
 
-    return loop
+    return partial(loop_us, call)
 
 
 def process_loop() -> Loop:
     """Start processes of a program that does nothing, and wait for their ends."""
     program = _find("true", "not on the PATH")
-
-    def loop(count: int) -> float:
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            os.waitpid(os.posix_spawn(program, [program], {}), 0)
-        return (time.perf_counter_ns() - start) / count / 1000
-
-    return loop
+    return partial(loop_us, lambda: os.waitpid(os.posix_spawn(program, [program], {}), 0))
 
 
 def zstandard_to_disk(data: bytes, path: Path) -> Callable[[], float]:

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, p99, sampled, summarise, time_once
-from tensorwasm.bench.inputs import read_guest
+from tensorwasm.bench.harness import read_guest, scratch_folder
 from tensorwasm.bench.peers.host import NODE, WORKERD, serve_peer
-from tensorwasm.bench.processes import scratch_folder
 from tensorwasm.bench.service.serving import RunningService, ServiceClient, ask_steadily, serving, tenant_headers
 from tensorwasm.errors import InternalError, InvalidArgs
 
@@ -33,10 +32,7 @@ _BARS: Final = {WORKERD: 2.2, NODE: 1.4}
 _ADD: Final = {"export": "add", "args": [2, 3]}
 _CONNECTIONS: Final = 16
 _PERIOD_S: Final = 10 / QUOTA_PER_S
-_DELAYS_MS: Final = {
-    "polite": 1000 * _CONNECTIONS // QUOTA_PER_S,
-    "flood": 1000 * _CONNECTIONS // (10 * QUOTA_PER_S),
-}
+_DELAYS_MS: Final = {"polite": 1000 * _CONNECTIONS // QUOTA_PER_S, "flood": 1000 * _CONNECTIONS // (10 * QUOTA_PER_S)}
 _DELAY: Final = "function delay() return DELAY end\n"
 _SCRIPT: Final = f"""
 wrk.method, wrk.body = "POST", BODY
@@ -56,8 +52,7 @@ def measure_http(_choice: str = "auto", *, seconds: float = 5.0, rounds: int = 7
     with scratch_folder() as folder, serving(folder / "data") as service:
         with service.client() as client:
             for tenant, qps in ((1, 1_000_000), (2, QUOTA_PER_S), (3, QUOTA_PER_S)):  # the first is never reached
-                quotas = {"qps": qps, "burst": max(qps // 10, 20)}
-                client.ask("PATCH", f"/tenants/{tenant}", {"quotas": quotas})
+                client.ask("PATCH", f"/tenants/{tenant}", {"quotas": {"qps": qps, "burst": max(qps // 10, 20)}})
             figures = [
                 *_throughput(service, client.deploy("add"), folder, seconds, rounds),
                 *_streams(client, client.deploy("stream"), 1000),
@@ -165,16 +160,11 @@ def _flood(
     pooled = {kind: [latency for each in rounds_ for latency in each] for kind, rounds_ in taken.items()}
     for kind, latencies in pooled.items():
         yield sampled(f"at 10 % of its quota beside a {kind} neighbour, p50", "ms", latencies)
-    polite, flood = (_p99_figure(taken[kind], pooled[kind]) for kind in _DELAYS_MS)
+    # The 99th percentile of all latencies, its spread over the rounds, and the count.
+    polite, flood = ((p99(pooled[k]), summarise([*map(p99, taken[k])])[1], len(pooled[k])) for k in _DELAYS_MS)
     yield Figure("p99 beside a polite neighbour", "ms", *polite)
-    ratio = flood[0] / polite[0]
     name, peer = "p99 beside a flood of 10 times the quota", "a polite neighbour"
-    yield Figure(name, "ms", *flood, peer=peer, ratio=ratio, bar=1.25, judged="ratio")
-
-
-def _p99_figure(rounds: Sequence[Sequence[float]], pooled: Sequence[float]) -> tuple[float, float, int]:
-    """Return the 99th percentile of all latencies, its spread over the rounds, and the count."""
-    return p99(pooled), summarise([p99(each) for each in rounds])[1], len(pooled)
+    yield Figure(name, "ms", *flood, peer=peer, ratio=flood[0] / polite[0], bar=1.25, judged="ratio")
 
 
 def _check(kind: str, load: WrkResult) -> None:
@@ -205,13 +195,7 @@ def require_wrk() -> str:
 
 
 def apply_load(
-    url: str,
-    body: object,
-    headers: Mapping[str, str],
-    *,
-    seconds: float,
-    connections: int = 16,
-    delay_ms: int = 0,
+    url: str, body: object, headers: Mapping[str, str], *, seconds: float, connections: int = 16, delay_ms: int = 0
 ) -> WrkResult:
     """Post a body as JSON again and again, from one thread; each connection pauses before it asks again."""
     fields = {"content-type": "application/json", **headers}

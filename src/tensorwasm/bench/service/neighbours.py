@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, p99, sampled, summarise
-from tensorwasm.bench.inputs import make_module
-from tensorwasm.bench.processes import first_child, resident_bytes, scratch_folder
+from tensorwasm.bench.harness import first_child, make_module, resident_bytes, scratch_folder
 from tensorwasm.bench.service.serving import AsyncConnection, ServiceClient, ask_steadily, connect, serving
 from tensorwasm.errors import InternalError
 from tensorwasm.values import MIB
@@ -128,8 +127,7 @@ async def _save(connection: AsyncConnection, context: LoadContext, turn: int) ->
 async def _touch(connection: AsyncConnection, context: LoadContext, turn: int) -> tuple[int, ...]:
     """Call the sessions in turn: with more of them than fit, each call has to bring one back."""
     path = f"/sessions/{context.sessions[turn * 7 % len(context.sessions)]}/invoke"
-    body = {"export": "touch", "args": [turn & 0xFFFF]}
-    return ((await connection.ask("POST", path, context.headers, body))[0],)
+    return ((await connection.ask("POST", path, context.headers, {"export": "touch", "args": [turn & 0xFFFF]}))[0],)
 
 
 def _compile() -> Step:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from tensorwasm.bench.inputs import read_guest
-from tensorwasm.bench.processes import free_port
+from tensorwasm.bench.harness import free_port, read_guest
 from tensorwasm.errors import InternalError
 
 _TIMEOUT_S: Final = 60.0
@@ -49,11 +48,7 @@ def serving(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator
     command = [sys.executable, "-m", "tensorwasm.cli", "serve", "--addr", f"127.0.0.1:{port}", "--data", str(folder)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_WASM_API_")}
     with subprocess.Popen(  # noqa: S603 - this package's own command
-        command,
-        env={**variables, **(settings or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env={**variables, **(settings or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
             token = _read_token(process, lines)
@@ -161,8 +156,7 @@ def ask_steadily(client: ServiceClient, function: str, seconds: float, period_s:
     start_s = time.perf_counter() + 0.2
     for index in range(int(seconds / period_s)):
         due_s = start_s + index * period_s
-        left_s = due_s - time.perf_counter()
-        if left_s > 0:
+        if (left_s := due_s - time.perf_counter()) > 0:
             time.sleep(left_s)
             due_s = time.perf_counter()  # the latency does not count that sleeping took too long
         client.ask("POST", f"/functions/{function}/invoke", {"export": "add", "args": [2, 3]})
@@ -211,25 +205,16 @@ class AsyncConnection(asyncio.Protocol):
             self._answer.set_result((int(head[9:12]), body))
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: object = None) -> tuple[int, bytes]:
-        """Make a request, and return status and body.
-
-        Raises:
-            OSError: the connection ended before the answer had.
-        """
-        request = render(method, path, headers, body)
+        """Make a request, and return status and body; OSError if the connection ended before the answer had."""
         if self.closed:
             raise ConnectionError("closed")
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        self._transport.write(render(method, path, headers, body))
         return await self._answer
 
 
 async def connect(host: str, port: int) -> AsyncConnection:
-    """Return a new connection.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Return a new connection; OSError if there is none."""
     return (await asyncio.get_running_loop().create_connection(AsyncConnection, host, port))[1]
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm.bench.figures import Figure, Report
-from tensorwasm.bench.inputs import read_guest
-from tensorwasm.bench.processes import descriptor_count, first_child, resident_bytes, scratch_folder
+from tensorwasm.bench.harness import descriptor_count, first_child, read_guest, resident_bytes, scratch_folder
 from tensorwasm.bench.service.serving import AsyncConnection, RunningService, connect, render, serving, tenant_headers
 from tensorwasm.errors import InternalError
 from tensorwasm.values import MIB
@@ -185,10 +184,6 @@ def _guest_to_deploy(_: SoakTenant) -> object:
     return {"name": "brief", "wasm_b64": base64.b64encode(read_guest("chat")).decode()}
 
 
-def _function_to_open(tenant: SoakTenant) -> object:
-    return {"function": tenant.functions["add"]}
-
-
 _ADD: Final = {"export": "add", "args": [1, 2]}
 
 OPERATIONS: Final = (
@@ -224,7 +219,7 @@ OPERATIONS: Final = (
         "session",
         15,
         _script(
-            ("POST", "/sessions", _function_to_open),
+            ("POST", "/sessions", lambda tenant: {"function": tenant.functions["add"]}),
             ("POST", "/sessions/{id}/invoke", _ADD),
             ("DELETE", "/sessions/{id}", None),
         ),
@@ -328,8 +323,7 @@ def measure_soak(_choice: str = "auto", *, requests: int = 2_000_000, tenants: i
         soak = Soak(service, folder, requests)
         start = time.perf_counter()
         asyncio.run(soak.run(admitted))
-        spent_s = time.perf_counter() - start
-        return Report("soak", "", _figures(soak, spent_s))
+        return Report("soak", "", _figures(soak, time.perf_counter() - start))
 
 
 def _admit(service: RunningService, number: int) -> SoakTenant:
@@ -351,14 +345,13 @@ def _figures(soak: Soak, spent_s: float) -> tuple[Figure, ...]:
     resident, third = [held / MIB for held, _ in steady], max(1, len(steady) // 3)
     first, last = _thirds(resident, third)
     first_files, last_files = _thirds([files for _, files in steady], third)
-    spread = (max(resident) - min(resident)) / 2
     return (
         Figure("answers", "requests", count, 0, 1),
         Figure("requests a second", "requests/s", count / spent_s, 0, 1),
         Figure("refused for now (429, 503)", "requests", refused, 0, 1),
         Figure("without an answer", "requests", unanswered, 0, 1, bar=0),
         Figure("times that the database was locked", "times", soak.locks, 0, 1),
-        Figure("resident memory", "MiB", last, spread, len(resident)),
+        Figure("resident memory", "MiB", last, (max(resident) - min(resident)) / 2, len(resident)),
         Figure("resident memory, last third over first", "MiB", last - first, 0, third, bar=16.0),
         Figure("descriptors, last third over first", "files", last_files - first_files, 0, third, bar=2),
     )

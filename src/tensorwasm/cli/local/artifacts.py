@@ -22,8 +22,7 @@ app = typer.Typer(
 )
 
 Where = Annotated[
-    str | None,
-    typer.Option("--store", metavar="WHERE", help="A folder or a URL. [env: TENSOR_WASM_ARTIFACTS]"),
+    str | None, typer.Option("--store", metavar="WHERE", help="A folder or a URL. [env: TENSOR_WASM_ARTIFACTS]")
 ]
 
 

@@ -206,9 +206,7 @@ def _announce(device: DeviceInfo, reason: str) -> None:
 def format_results(outcome: Invocation) -> str:
     """Return a call's results as text: ok, a bare value or a JSON array."""
     array = outcome.to_json()
-    if not outcome.values:
-        return "ok"
-    return array[1:-1] if len(outcome.values) == 1 else array
+    return "ok" if not outcome.values else array[1:-1] if len(outcome.values) == 1 else array
 
 
 @contextlib.contextmanager
@@ -282,11 +280,7 @@ def _watch(wake: socket.socket, ends_at_s: float, wall_s: float, release: Callab
     release()
     if interrupted:
         os._exit(128 + signal.SIGINT)
-    _end_late(wall_s)
-
-
-def _end_late(wall_s: float) -> None:
-    """Print the error and end the process, even if the reader of the message has stopped reading."""
+    # The process ends even if the reader of the message has stopped reading.
     printer = threading.Thread(target=_print_stopped, args=(wall_s,), daemon=True)
     printer.start()
     printer.join(_MESSAGE_S)

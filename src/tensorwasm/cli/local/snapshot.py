@@ -42,9 +42,7 @@ Saved = Annotated[
 Parents = Annotated[
     list[str] | None,
     typer.Option(
-        "--parent",
-        metavar="SNAPSHOT",
-        help="Its parents, nearest first; an artifact knows its own. Repeatable.",
+        "--parent", metavar="SNAPSHOT", help="Its parents, nearest first; an artifact knows its own. Repeatable."
     ),
 ]
 Calls = Annotated[

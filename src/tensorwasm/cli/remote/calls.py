@@ -14,10 +14,19 @@ import typer
 from tensorwasm.cli.options import Args, Arguments, Env, Export, read_bytes, read_variables, without_none
 from tensorwasm.cli.output import Output, print_json
 from tensorwasm.cli.remote.client import READ_S, Client, malformed, parse_json, text_of
-from tensorwasm.cli.remote.commands import CommandGroup, client_command, show_line, show_record
+from tensorwasm.cli.remote.commands import (
+    CommandGroup,
+    client_command,
+    decode_base64,
+    failure_of,
+    show_line,
+    show_outcome,
+    show_record,
+    show_written,
+    writer,
+)
 from tensorwasm.cli.remote.functions import FUNCTIONS, Key, Timeout, checked_function, encode, key_headers
 from tensorwasm.cli.remote.jobs import show_ended, wait_for
-from tensorwasm.cli.remote.outcome import decode_base64, failure_of, show_outcome, show_written, writer
 from tensorwasm.errors import InvalidArgs, Refused, ServerUnreachable
 from tensorwasm.settings.parsing import checked_seconds
 from tensorwasm.values import MIB
@@ -220,8 +229,7 @@ def open_session(
 
 
 SESSIONS.add_list(
-    "List sessions, oldest first.",
-    ("id", "status", "calls", "saved_calls", "used_unix_ms", "version", "function_id"),
+    "List sessions, oldest first.", ("id", "status", "calls", "saved_calls", "used_unix_ms", "version", "function_id")
 )
 
 
@@ -241,29 +249,15 @@ def call_session(
 ) -> None:
     """Call a session; the next call finds the state that this one leaves."""
     body = call_body(export, args, given, timeout) | ({"durable": True} if durable else {})
-    path = f"{SESSIONS.path(session)}/invoke"
-    show_outcome(client.call("POST", path, body, timeout=patience_s(timeout)), output)
+    show_outcome(client.call("POST", f"{SESSIONS.path(session)}/invoke", body, timeout=patience_s(timeout)), output)
 
 
-SESSIONS.add_call(
-    "save",
-    "Save a session now, and print the ID of the snapshot.",
-    "POST",
-    show_line,
-    "/snapshot",
-)
+SESSIONS.add_call("save", "Save a session now, and print the ID of the snapshot.", "POST", show_line, "/snapshot")
 SESSIONS.add_send("close", "End a session for good, with its running and waiting calls.", "DELETE")
 
 SNAPSHOTS.add_list("List snapshots, oldest first.", ("id", "size_bytes", "created_unix_ms", "function_id"))
-SNAPSHOTS.add_call(
-    "show",
-    "Show a snapshot.",
-    "GET",
-    partial(
-        show_record,
-        fields=("id", "function_id", "version", "session_id", "size_bytes", "created_unix_ms", "content_hash"),
-    ),
-)
+_FIELDS: Final = ("id", "function_id", "version", "session_id", "size_bytes", "created_unix_ms", "content_hash")
+SNAPSHOTS.add_call("show", "Show a snapshot.", "GET", partial(show_record, fields=_FIELDS))
 
 
 @SNAPSHOTS.command("fetch")

@@ -62,8 +62,7 @@ class Client:
         token = settings.bearer()
         if not token.isascii() or not token.isprintable() or " " in token:
             raise InvalidArgs("TENSOR_WASM_TOKEN is printable ASCII without spaces")
-        server = settings.server() if options.server is None else options.server
-        url = checked_server(server.rstrip("/"))
+        url = checked_server((settings.server() if options.server is None else options.server).rstrip("/"))
         loopback = is_loopback(url.host)
         headers = {"User-Agent": f"tensor-wasm/{package_version()}"}
         if token:
@@ -149,10 +148,8 @@ class Client:
         while len(records) < limit:
             params = without_none(limit=min(limit - len(records), _PAGE), after=after, **query)
             page = self.call("GET", path or f"/{name}", params=params)
-            found = records_of(page, name)
-            records += found
-            after = page.get("next")
-            if after is None or not found:
+            records += (found := records_of(page, name))
+            if not found or (after := page.get("next")) is None:
                 break
         return records[:limit]
 
@@ -235,8 +232,8 @@ def _refusal(answer: httpx.Response) -> Exception:
         error = parse_json(answer.content)["error"]
         kind, message = clean(error["kind"]), clean(error["message"])
     except (Refused, KeyError, TypeError):
-        text = f"the server answers {answer.status_code}, without an error of TensorWasm"
-        return Refused(text, status=answer.status_code)
+        status = answer.status_code
+        return Refused(f"the server answers {status}, without an error of TensorWasm", status=status)
     if answer.status_code == 401 and "Authorization" not in answer.request.headers:
         message += " (TENSOR_WASM_TOKEN is not set)"
     return Refused(message, kind or "refused", answer.status_code, error)

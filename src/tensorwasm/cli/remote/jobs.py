@@ -10,23 +10,23 @@ import typer
 
 from tensorwasm.cli.output import Output, clean, print_json, waiting
 from tensorwasm.cli.remote.client import Client, field_of
-from tensorwasm.cli.remote.commands import CommandGroup, Limit, checked_id, show_record, show_rows
-from tensorwasm.cli.remote.outcome import failure_of, format_result, show_outcome
+from tensorwasm.cli.remote.commands import (
+    CommandGroup,
+    Limit,
+    checked_id,
+    failure_of,
+    format_result,
+    show_outcome,
+    show_record,
+    show_rows,
+)
 from tensorwasm.errors import ServerUnreachable
 from tensorwasm.settings.parsing import checked_seconds
 
 FIELDS: Final = (
-    "id",
-    "status",
-    "function_id",
-    "version",
-    "tenant_id",
-    "attempts",
-    "max_attempts",
-    "created_unix_ms",
-    "due_unix_ms",
-    "ended_unix_ms",
-)
+    "id", "status", "function_id", "version", "tenant_id", "attempts", "max_attempts", "created_unix_ms",
+    "due_unix_ms", "ended_unix_ms",
+)  # fmt: skip
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "dead"})
 WAIT_S: Final = 20.0
 """How long the server is asked to hold its answer back."""
@@ -58,12 +58,13 @@ def list_jobs(
 def _show(job: Any, output: str) -> None:
     show_record(job, output, FIELDS)
     result = job.get("result")
-    if output == "json" or not isinstance(result, Mapping):
-        return
-    if "kind" in result:
-        print(f"{clean(result['kind'])}: {clean(result.get('message', ''))}")
-    else:
-        print(format_result(result.get("result")))
+    if output == "text" and isinstance(result, Mapping):
+        failed = "kind" in result
+        print(
+            f"{clean(result['kind'])}: {clean(result.get('message', ''))}"
+            if failed
+            else format_result(result.get("result"))
+        )
 
 
 JOBS.add_call("show", "Show a job, with its result if it has ended.", "GET", _show)
@@ -92,9 +93,8 @@ def wait_for(client: Client, job_id: str, timeout_s: float | None = None) -> Map
         while True:
             asked = time.monotonic()
             patience_s = WAIT_S if until is None else max(0.0, min(WAIT_S, until - asked))
-            job: Mapping[str, Any] = client.call(
-                "GET", f"/jobs/{job_id}/wait", params={"timeout_s": f"{patience_s:.3f}"}
-            )
+            params = {"timeout_s": f"{patience_s:.3f}"}
+            job: Mapping[str, Any] = client.call("GET", f"/jobs/{job_id}/wait", params=params)
             if field_of(job, "status") in ENDED:
                 return job
             now = time.monotonic()

@@ -68,8 +68,7 @@ def publish(
     )
     signed = asdict(sign_manifest(manifest, _read_key(key_file)))
     signed |= {"digest": signed["digest"].hex(), "signature": signed["signature"].hex()}
-    made = client.call("POST", "/kernels", {"manifest": signed, "ptx_text": text})
-    show_line(made, output, "{name}@{version}")
+    show_line(client.call("POST", "/kernels", {"manifest": signed, "ptx_text": text}), output, "{name}@{version}")
 
 
 @KERNELS.command("list")

@@ -185,9 +185,7 @@ def parse(text: str) -> list[Sample]:
     """
     samples = []
     for line in text.split("\n"):
-        match = _SAMPLE.fullmatch(line.strip())
-        value = _float(match[3]) if match else None
-        if match and value is not None:
+        if (match := _SAMPLE.fullmatch(line.strip())) and (value := _float(match[3])) is not None:
             found = _LABEL.findall(match[2] or "")
             labels = {name: _ESCAPED.sub(lambda escape: _ESCAPES[escape[0]], quoted) for name, quoted in found}
             samples.append(Sample(match[1], labels, value))

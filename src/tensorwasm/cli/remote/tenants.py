@@ -47,11 +47,8 @@ def _with_quotas(tenant: dict[str, Any]) -> dict[str, Any]:
     return {**tenant, "quotas": quotas}
 
 
-_show_tenant: Final = partial(
-    show_record,
-    fields=("tenant", "name", "weight", "disabled", "quotas", "created_unix_ms"),
-    to_row=_with_quotas,
-)
+_FIELDS: Final = ("tenant", "name", "weight", "disabled", "quotas", "created_unix_ms")
+_show_tenant: Final = partial(show_record, fields=_FIELDS, to_row=_with_quotas)
 TENANTS: Final = CommandGroup("tenants", "Tenants of a server: see, change and disable them.", Number, checked_tenant)
 TENANTS.add_list(
     "List the tenants that were given a name, a weight or quotas, by number.",

@@ -1,4 +1,4 @@
-"""`DatabaseExecutor`: a database for event loops and threads; writes that wait at the same time share a commit."""
+"""`DatabaseExecutor`: a database for event loops; writes that wait at the same time share a commit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from tensorwasm.database.engine.failures import breaks_transaction, is_deadlock, translate
+from tensorwasm.database.engine.dialects import breaks_transaction, is_deadlock, translate
 from tensorwasm.database.engine.opening import Database
 from tensorwasm.errors import CapacityExhausted, DatabaseUnavailable
 
@@ -37,30 +36,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DatabaseStatistics:
-    """Counters of an executor since its start, and the number of waiting calls.
+    """The number of commits of an executor since its start, and that of the calls that wait now."""
 
-    Attributes:
-        writes: calls whose writes are committed, without those that raised.
-        repeats: transactions that broke before their commit, and whose calls were each repeated alone.
-        failures: calls that failed because of the database.
-    """
-
-    reads: int
-    writes: int
     commits: int
-    largest_batch: int
-    repeats: int
-    failures: int
     waiting: int
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A waiting call; without a loop its caller blocks, else the future may be completed on the loop's thread only."""
+    """A waiting call, whose future may be completed on the thread of its event loop only."""
 
     run: Callable[[Connection], Any]
-    future: asyncio.Future[Any] | Future[Any]
-    loop: asyncio.AbstractEventLoop | None = None
+    future: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,7 @@ class _BrokenTransactionError(Exception):
 
 
 class DatabaseExecutor:
-    """Runs functions on a database for any thread and event loop.
+    """Runs functions on a database for any event loop.
 
     One thread writes: it takes all waiting calls, runs each in its own savepoint and commits once; callers get their
     results after the commit. Other threads read.
@@ -92,8 +79,7 @@ class DatabaseExecutor:
         self._database = database
         self._batch = batch
         self._writes, self._reads = _CallQueue(queue), _CallQueue(queue)
-        self._counts = dict.fromkeys(("reads", "writes", "commits", "largest_batch", "repeats", "failures"), 0)
-        self._lock = threading.Lock()
+        self._commits = 0
         jobs = [self._write_all, *[self._read_all] * database.readers]
         self._threads = [threading.Thread(target=job, name="database", daemon=True) for job in jobs]
         for thread in self._threads:
@@ -118,18 +104,9 @@ class DatabaseExecutor:
         """
         return await self._wait(self._writes, partial(_apply, fn, args, kwargs))
 
-    def read_now(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Blocking form of `read`."""
-        return self._block(self._reads, partial(_apply, fn, args, kwargs))
-
-    def write_now(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Blocking form of `write`."""
-        return self._block(self._writes, partial(_apply, fn, args, kwargs))
-
     def statistics(self) -> DatabaseStatistics:
         """Return the counters."""
-        with self._lock:
-            return DatabaseStatistics(**self._counts, waiting=len(self._writes) + len(self._reads))
+        return DatabaseStatistics(self._commits, len(self._writes) + len(self._reads))
 
     async def close(self) -> None:
         """Finish the waiting calls, refuse new ones, and close the database."""
@@ -143,21 +120,14 @@ class DatabaseExecutor:
             thread.join()
         self._database.close()
 
-    async def _wait(self, calls: _CallQueue, run: Callable[[Connection], T]) -> T:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        calls.put(_Call(run, future, loop))
-        return await future
-
     @staticmethod
-    def _block(calls: _CallQueue, run: Callable[[Connection], T]) -> T:
-        future: Future[T] = Future()
+    async def _wait(calls: _CallQueue, run: Callable[[Connection], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         calls.put(_Call(run, future))
-        return future.result()
+        return await future
 
     def _read_all(self) -> None:
         while calls := self._reads.take(1):
-            self._count(reads=1)
             _deliver((call, self._read(call)) for call in calls if not call.future.cancelled())
 
     def _read(self, call: _Call) -> _Result:
@@ -165,7 +135,6 @@ class DatabaseExecutor:
             with self._database.reading() as connection:
                 return _Result(call.run(connection))
         except Exception as error:  # noqa: BLE001 - every error goes to the caller
-            self._count(failures=isinstance(error, DatabaseUnavailable))
             return _Result(error=error)
 
     def _write_all(self) -> None:
@@ -177,8 +146,7 @@ class DatabaseExecutor:
         try:
             return self._commit(calls)
         except _BrokenTransactionError:
-            self._count(repeats=1)
-        return [ended for call in calls for ended in self._repeat(call)]
+            return [ended for call in calls for ended in self._repeat(call)]
 
     def _repeat(self, call: _Call) -> list[tuple[_Call, _Result]]:
         """Run a call in a transaction of its own, and again while it ends in deadlocks."""
@@ -190,7 +158,7 @@ class DatabaseExecutor:
                 if not broken.deadlock or pause_s is None:
                     break
             time.sleep(pause_s)
-        return self._fail([call], error)
+        return _fail([call], error)
 
     def _commit(self, calls: list[_Call]) -> list[tuple[_Call, _Result]]:
         """Run calls in one transaction, and return their results once it is committed, unless a call broke it."""
@@ -203,23 +171,13 @@ class DatabaseExecutor:
             raise
         except Exception as error:  # noqa: BLE001 - the thread must go on, and the callers get the error
             if begun:
-                unavailable = isinstance(error, DatabaseUnavailable)
-                return self._fail(calls, error if unavailable else DatabaseUnavailable("the database could not commit"))
+                known = error if isinstance(error, DatabaseUnavailable) else None
+                return _fail(calls, known or DatabaseUnavailable("the database could not commit"))
             # Calls that came while this one waited for the lock in vain have waited as long: they fail with it,
             # instead of waiting for the whole time again.
-            return self._fail(calls + self._writes.drain(), error)
-        self._count(commits=1, writes=sum(result.error is None for result in results), largest_batch=len(calls))
+            return _fail(calls + self._writes.drain(), error)
+        self._commits += 1  # by the one thread that writes
         return list(zip(calls, results, strict=True))
-
-    def _fail(self, calls: list[_Call], error: BaseException) -> list[tuple[_Call, _Result]]:
-        self._count(failures=len(calls))
-        return [(call, _Result(error=copy(error))) for call in calls]
-
-    def _count(self, largest_batch: int = 0, **more: int) -> None:
-        with self._lock:
-            self._counts["largest_batch"] = max(self._counts["largest_batch"], largest_batch)
-            for name, number in more.items():
-                self._counts[name] += number
 
 
 class _CallQueue:
@@ -291,14 +249,15 @@ def _run(connection: Connection, call: _Call) -> _Result:
     return result
 
 
+def _fail(calls: list[_Call], error: BaseException) -> list[tuple[_Call, _Result]]:
+    return [(call, _Result(error=copy(error))) for call in calls]
+
+
 def _deliver(ended: Iterable[tuple[_Call, _Result]]) -> None:
     """Complete the callers' futures; each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, _Result]]] = {}
     for call, result in ended:
-        if call.loop is None:
-            _settle([(call, result)])
-        else:
-            by_loop.setdefault(call.loop, []).append((call, result))
+        by_loop.setdefault(call.future.get_loop(), []).append((call, result))
     for loop, pairs in by_loop.items():
         try:
             loop.call_soon_threadsafe(_settle, pairs)

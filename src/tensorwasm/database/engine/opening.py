@@ -1,7 +1,13 @@
-"""`open_database`: open the database that a URL names, with all its tables, at the schema of this release."""
+"""`open_database`: opens the database that a URL names, with all its tables, at the schema of this release.
+
+File locks say whether a server owns an SQLite file or a data folder. The owner of an SQLite file knows that all state
+of earlier processes is abandoned. Where several servers share a database, each learns from its data folder which
+process it replaces.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,10 +17,9 @@ from typing import Final
 from sqlalchemy import URL, Connection, Engine, MetaData, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from tensorwasm.database.engine import postgresql, sqlite
-from tensorwasm.database.engine.failures import translate
+from tensorwasm.database.engine.dialects import make_postgresql_engines, make_sqlite_engines, translate
 from tensorwasm.database.schema import META, METADATA, SERVERS
-from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, SchemaTooNew
+from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, SchemaTooNew, UnsafeFile
 
 VERSION_KEY: Final = "schema_version"
 _LOCK: Final = 0x7465_6E73
@@ -24,9 +29,9 @@ READERS: Final = 2
 """Connections that read at the same time, by default."""
 
 _DIALECTS: Final[Mapping[str, Callable[[URL, int], tuple[Engine, Engine]]]] = {
-    "sqlite": sqlite.make_engines,
-    "postgresql": postgresql.make_engines,
-    "postgresql+psycopg": postgresql.make_engines,
+    "sqlite": make_sqlite_engines,
+    "postgresql": make_postgresql_engines,
+    "postgresql+psycopg": make_postgresql_engines,
 }
 
 
@@ -173,3 +178,85 @@ def _read_version(connection: Connection) -> int | None:
         return None
     value = connection.execute(select(META.c.value).where(META.c.key == VERSION_KEY)).scalar_one_or_none()
     return None if value is None else int(value)
+
+
+_OPEN: Final = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextmanager
+def own_database(url: str) -> Iterator[bool]:
+    """Own an SQLite database within the context, and yield whether this process is the only server. Blocks.
+
+    It yields False for a database that several may use, or without file locks. The lock ends with the process.
+
+    Raises:
+        DatabaseUnavailable: another process owns it.
+        UnsafeFile: the lock file cannot be created.
+    """
+    path = _file_of(url)
+    if path is None or os.name != "posix":
+        yield False
+        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path.with_name(f"{path.name}.lock"), _OPEN, 0o600)
+    except OSError as error:
+        raise UnsafeFile(f"the lock file of the database cannot be made: {error.strerror}") from None
+    try:
+        try:
+            alone = _lock(handle)
+        except BlockingIOError:
+            raise DatabaseUnavailable("another server has the file of the database") from None
+        yield alone
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def claim_data_folder(folder: Path, process: str) -> Iterator[str]:
+    """Own a data folder within the context, and record this process's UUID in it. Blocks.
+
+    It yields the UUID of the last owner, which has ended; empty if there was none or it is unknown.
+    """
+    try:
+        handle = os.open(folder / "server", _OPEN, 0o600)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield _replace_owner(handle, process.encode("ascii")).decode("ascii", "replace")
+    finally:
+        os.close(handle)
+
+
+def _replace_owner(handle: int, text: bytes) -> bytes:
+    try:
+        if not _lock(handle):
+            return b""
+        before = os.pread(handle, len(text), 0)
+        os.pwrite(handle, text, 0)
+    except OSError:  # another process owns it, or the disk is full: the old owner's lease expires instead
+        return b""
+    return before
+
+
+def _file_of(url: str) -> Path | None:
+    """Return the file of an SQLite database; None for others, and for an invalid URL, which is reported elsewhere."""
+    try:
+        parsed = make_url(url)
+        return Path(parsed.database).absolute() if parsed.get_backend_name() == "sqlite" and parsed.database else None
+    except (ArgumentError, ValueError):
+        return None
+
+
+def _lock(handle: int) -> bool:
+    """Lock a file, and return False on a file system without locks; a BlockingIOError says that it is locked."""
+    import fcntl  # noqa: PLC0415 - POSIX only
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True

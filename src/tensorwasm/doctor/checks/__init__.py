@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.doctor.checks import cuda, device, software
-from tensorwasm.doctor.facts import MachineFacts, System
-from tensorwasm.doctor.results import CheckResult, MachineReport, Results, Status
+from tensorwasm.doctor.facts import CheckResult, MachineFacts, MachineReport, Results, Status, System
 
 CHECKS: Final[tuple[Callable[[MachineFacts], Results], ...]] = (
     cuda.check_nvidia_smi,

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tensorwasm.doctor.facts import DEVICE_NODES, KERNEL_MODULE, ListedGpu, MachineFacts
-from tensorwasm.doctor.results import CheckResult, Results, Status
+from tensorwasm.doctor.facts import DEVICE_NODES, KERNEL_MODULE, CheckResult, ListedGpu, MachineFacts, Results, Status
 from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
 from tensorwasm.gpu.cuda.driver.mps import CONTROL, DEFAULT_PIPES, PIPES_VARIABLE, count_clients, find_daemon
 from tensorwasm.gpu.cuda.driver.versions import (
@@ -188,13 +187,10 @@ def check_assembler(machine: MachineFacts) -> Results:
 
 
 def _toolkit_for(capability: tuple[int, int]) -> str:
-    known = toolkits_for(capability)
-    if known is None:
+    if (known := toolkits_for(capability)) is None:
         return "the newest toolkit"
     first, last = max(known[0], MINIMUM_CUDA), known[1]
-    return (
-        f"toolkit {spell_version(first)} or newer" if last is None else f"toolkit 12.x, {spell_version(last)} at most"
-    )
+    return f"toolkit 12.x, {spell_version(last)} at most" if last else f"toolkit {spell_version(first)} or newer"
 
 
 def check_roots(machine: MachineFacts) -> Results:
@@ -206,7 +202,7 @@ def check_roots(machine: MachineFacts) -> Results:
     rows = [_root_row(machine, counted, folder)]
     for name in ROOT_VARIABLES:
         value = machine.system.environment.get(name)
-        if value and name != counted and value != folder:
+        if value and value != folder:
             why = f"{counted} counts here, but other programs read {name}."
             seen = f"{value} differs from {counted}"
             rows.append(CheckResult(name, Status.WARN, seen, why, "Set them to one folder."))
@@ -298,8 +294,9 @@ def check_mps(machine: MachineFacts) -> Results:
 
 def _mps_rows(machine: MachineFacts) -> tuple[CheckResult, ...]:
     if not machine.linux or machine.wsl:
-        seen = "off: WSL has none" if machine.wsl else "off: it exists on Linux only"
-        return (CheckResult("MPS", Status.INFO, seen),)
+        return (
+            CheckResult("MPS", Status.INFO, f"off: {'WSL has none' if machine.wsl else 'it exists on Linux only'}"),
+        )
     asked = machine.system.environment.get(PIPES_VARIABLE)
     daemon = find_daemon(machine.system.environment, machine.system.exists)
     if daemon.pipes and daemon.pipes == (asked or DEFAULT_PIPES):
@@ -309,14 +306,12 @@ def _mps_rows(machine: MachineFacts) -> tuple[CheckResult, ...]:
     if not asked:
         seen = f"off: {daemon.reason}; each process has the GPU to itself in turn"
         return (CheckResult("MPS", Status.INFO, seen),)
+    seen = f"off: {machine.join(asked, 'control')} is missing"
+    why, fix = "No daemon runs in the folder that was named.", f"Start it with {CONTROL} -d, or unset {PIPES_VARIABLE}."
     if daemon.pipes:
-        other = f", but {daemon.reason} is there"
+        seen += f", but {daemon.reason} is there"
         why = "CUDA looks for a daemon only where the variable says."
         fix = f"Unset {PIPES_VARIABLE}, or name {daemon.pipes}."
-    else:
-        other, why = "", "No daemon runs in the folder that was named."
-        fix = f"Start it with {CONTROL} -d, or unset {PIPES_VARIABLE}."
-    seen = f"off: {machine.join(asked, 'control')} is missing{other}"
     return (CheckResult("MPS", Status.WARN, seen, why, fix),)
 
 

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from tensorwasm import ptx
-from tensorwasm.doctor.facts import MachineFacts
-from tensorwasm.doctor.results import CheckResult, Results, Status
+from tensorwasm.doctor.facts import CheckResult, MachineFacts, Results, Status
 from tensorwasm.errors import InternalError, TensorWasmError
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.values import Deadline, LaunchConfig, Region

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tensorwasm.doctor.facts import WSL_LIBRARY, MachineFacts
-from tensorwasm.doctor.results import CheckResult, Results, Status
+from tensorwasm.doctor.facts import WSL_LIBRARY, CheckResult, MachineFacts, Results, Status
 from tensorwasm.gpu.cuda.driver.versions import parse_version
 
 _LIBRARY_PATHS: Final = (
@@ -35,13 +34,12 @@ def check_library_path(machine: MachineFacts) -> Results:
     if not machine.linux:
         return None
     entries = machine.entries("LD_LIBRARY_PATH")
-    rows = tuple(
+    return tuple(
         machine.diagnosed("LD_LIBRARY_PATH", Status.WARN, f"{entry}: {what}")
         for entry in entries
         for part, what in _HIDING.items()
         if part in entry.strip("/").split("/")
-    )
-    return rows or (CheckResult("LD_LIBRARY_PATH", Status.INFO, ":".join(entries) or "not set"),)
+    ) or CheckResult("LD_LIBRARY_PATH", Status.INFO, ":".join(entries) or "not set")
 
 
 def check_libcuda(machine: MachineFacts) -> Results:

@@ -13,7 +13,7 @@ from tensorwasm.artifacts.keys import KeyRing
 from tensorwasm.artifacts.private_files import map_scratch, scratch
 from tensorwasm.artifacts.sealed.writer import DEFAULT, SealedInfo, Sealing
 from tensorwasm.artifacts.snapshot.file import SnapshotFile
-from tensorwasm.artifacts.snapshot.validation import MAX_DEPTH
+from tensorwasm.artifacts.snapshot.head import MAX_DEPTH
 from tensorwasm.artifacts.store import TenantView
 from tensorwasm.artifacts.values import Buffer
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, InvalidSnapshot, WrongModule, WrongParent

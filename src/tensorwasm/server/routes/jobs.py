@@ -16,7 +16,7 @@ from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Invoke, Left, Millis, Output, StackFrame
 from tensorwasm.server.routes.invocations import CALLED, ask_of, decode_input
 from tensorwasm.server.routes.parameters import PAGING, STORED, UNAVAILABLE, page_limit, read_key
-from tensorwasm.service.jobs.requests import Terms
+from tensorwasm.service.jobs.attempts import Terms
 from tensorwasm.service.pages import parse_cursor, render_cursor
 from tensorwasm.values import NEVER
 

@@ -14,25 +14,8 @@ from functools import partial
 from typing import Final
 
 from tensorwasm.database import Connection
+from tensorwasm.database import jobs as rows
 from tensorwasm.database.engine.executor import DatabaseExecutor
-from tensorwasm.database.jobs import (
-    ENDED,
-    JobEnd,
-    JobFilter,
-    JobRecord,
-    JobStatus,
-    NewJob,
-    cancel_job,
-    count_active,
-    count_pending,
-    ended_jobs,
-    expire_jobs,
-    get_job,
-    insert_job,
-    list_jobs,
-    remove_jobs,
-    trim_jobs,
-)
 from tensorwasm.database.leases import reclaim_jobs
 from tensorwasm.errors import Conflict, Draining, NotFound, QuotaExceeded, TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -42,8 +25,16 @@ from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.idempotency import IdempotencyKey, Repeated, forget_keys, use_key
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.jobs.outcomes import EXPIRED, INTERRUPTED, JobOptions, RetryPolicy
-from tensorwasm.service.jobs.requests import DEFAULT_TERMS, Terms, check_request, encode_request
+from tensorwasm.service.jobs.attempts import (
+    DEFAULT_TERMS,
+    EXPIRED,
+    INTERRUPTED,
+    JobOptions,
+    RetryPolicy,
+    Terms,
+    check_request,
+    encode_request,
+)
 from tensorwasm.service.jobs.runner import Invoke, Runner
 from tensorwasm.service.maintenance import run_round
 from tensorwasm.service.pages import checked_limit
@@ -113,7 +104,7 @@ class JobWaiters:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
             try:
-                ended = await self._database.read(ended_jobs, tuple(self._waiting))
+                ended = await self._database.read(rows.ended_jobs, tuple(self._waiting))
             except TensorWasmError as error:
                 _log.warning("jobs that ended could not be looked for: %s", error.kind)
                 continue
@@ -206,7 +197,7 @@ class Jobs:
         check_request(resolved.function, request)
         now = self._clock.unix_ms()
         attempts, due, expires = terms.schedule(self._options.attempts, now)
-        job = NewJob(
+        job = rows.NewJob(
             str(uuid.uuid4()),
             tenant,
             resolved.record.id,
@@ -226,33 +217,25 @@ class Jobs:
         self._runner.wake_up.set()
         return job.id
 
-    async def get(self, tenant: int, job_id: str) -> JobRecord:
-        """Return a job.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
+    async def get(self, tenant: int, job_id: str) -> rows.JobRecord:
+        """Return a job; NotFound if there is none, or it is another tenant's."""
         if not _ID.fullmatch(job_id):
             raise NotFound("there is no such job")
-        return require_owned(await self._database.read(get_job, job_id), tenant, "job")
+        return require_owned(await self._database.read(rows.get_job, job_id), tenant, "job")
 
-    async def list(self, tenant: int, wanted: JobFilter) -> list[JobRecord]:
-        """Return a tenant's jobs, newest first, without their results.
-
-        Raises:
-            InvalidRequest: the limit is not 1 to 1000.
-        """
+    async def list(self, tenant: int, wanted: rows.JobFilter) -> list[rows.JobRecord]:
+        """Return a tenant's jobs, newest first, without their results; InvalidRequest for a limit not in 1 to 1000."""
         checked_limit(wanted.limit)
-        return await self._database.read(list_jobs, tenant, wanted)
+        return await self._database.read(rows.list_jobs, tenant, wanted)
 
-    async def cancel(self, tenant: int, job_id: str) -> JobRecord:
-        """Cancel a job; raises as `get`. A pending one has ended on return; a running one can only end as cancelled.
+    async def cancel(self, tenant: int, job_id: str) -> rows.JobRecord:
+        """Cancel a job; raises as `get`, and Conflict if it has ended.
 
-        Raises:
-            Conflict: it has ended.
+        A pending one has ended on return; a running one can only end as cancelled.
         """
         await self.get(tenant, job_id)
-        found, active = await self._database.write(cancel_job, job_id, self._policy.cancelled(self._clock.unix_ms()))
+        end = self._policy.cancelled(self._clock.unix_ms())
+        found, active = await self._database.write(rows.cancel_job, job_id, end)
         job = require_owned(found, tenant, "job")
         if not active:
             raise Conflict(f"the job has ended: {job.status}")
@@ -262,11 +245,11 @@ class Jobs:
             self._on_status(job_id, job.status)
         return job
 
-    async def wait(self, tenant: int, job_id: str, timeout_s: float) -> JobRecord:
+    async def wait(self, tenant: int, job_id: str, timeout_s: float) -> rows.JobRecord:
         """Return a job once it has ended, or after a time; raises as `get`, also if it was removed while waiting."""
         with self._waiters.waiting(job_id) as ended:
             job = await self.get(tenant, job_id)
-            if job.status in ENDED or self._closing:
+            if job.status in rows.ENDED or self._closing:
                 return job
             await asyncio.wait([ended], timeout=max(0.0, timeout_s))
             return await self.get(tenant, job_id)
@@ -286,7 +269,7 @@ class Jobs:
         if at_start or not self._alone:
             self._count(active - self.active)
 
-    def _on_status(self, job_id: str, status: JobStatus) -> None:
+    def _on_status(self, job_id: str, status: rows.JobStatus) -> None:
         if status == "pending":
             self._runner.wake_up.set()
             return
@@ -298,31 +281,30 @@ class Jobs:
         self._on_active(self.active)
 
 
-def _insert(connection: Connection, job: NewJob, key: IdempotencyKey | None) -> None:
+def _insert(connection: Connection, job: rows.NewJob, key: IdempotencyKey | None) -> None:
     """Write a job and its idempotency key in one transaction; raises as `use_key`."""
     if key is not None:
         use_key(connection, job.tenant, key, job.id, job.created_unix_ms)
-    if count_pending(connection, job.tenant, MAX_PENDING) >= MAX_PENDING:
+    if rows.count_pending(connection, job.tenant, MAX_PENDING) >= MAX_PENDING:
         raise QuotaExceeded(f"the quota of jobs that wait is {MAX_PENDING}")
-    insert_job(connection, job)
+    rows.insert_job(connection, job)
 
 
 def _sweep_batch(
-    connection: Connection, lost: JobEnd, late: JobEnd, running_here: Collection[str], *, alone: bool
-) -> tuple[tuple[tuple[str, JobStatus], ...], int, bool]:
+    connection: Connection, lost: rows.JobEnd, late: rows.JobEnd, running_here: Collection[str], *, alone: bool
+) -> tuple[tuple[tuple[str, rows.JobStatus], ...], int, bool]:
     """Sweep one batch; return jobs with their new status, the number of active jobs, and whether there may be more.
 
     ``lost`` ends a job whose process died in its last attempt, ``late`` one that did not start in time.
     """
     now = late.at_unix_ms
     found = reclaim_jobs(connection, lost, running_here, BATCH, alone=alone)
-    expired = expire_jobs(connection, late, BATCH)
-    removed = remove_jobs(connection, now, BATCH)
-    trimmed = trim_jobs(connection, ENDED_JOBS, ENDED_BYTES, BATCH)
+    expired = rows.expire_jobs(connection, late, BATCH)
+    removed = rows.remove_jobs(connection, now, BATCH)
+    trimmed = rows.trim_jobs(connection, ENDED_JOBS, ENDED_BYTES, BATCH)
     forgotten = forget_keys(connection, now, BATCH)
     changed = (*found, *((job_id, late.status) for job_id in expired))
-    more = max(len(found), len(expired), removed, trimmed, forgotten) >= BATCH
-    return changed, count_active(connection), more
+    return changed, rows.count_active(connection), max(len(found), len(expired), removed, trimmed, forgotten) >= BATCH
 
 
 async def _repeat(pause_s: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -344,9 +326,8 @@ async def open_jobs(
 ) -> Jobs:
     """Open jobs that call the service's functions, until the stack is closed; see `Jobs`."""
 
-    async def invoke(job: JobRecord, request: InvocationRequest) -> Invocation:
-        admitted = admission.admit_tenant(job.tenant)
-        return await invocations.invoke(admitted, f"{job.function_id}@{job.version}", request)
+    async def invoke(job: rows.JobRecord, request: InvocationRequest) -> Invocation:
+        return await invocations.invoke(admission.admit_tenant(job.tenant), f"{job.function_id}@{job.version}", request)
 
     options = JobOptions(attempts=settings.job_attempts, keep_s=settings.job_keep_s)
     jobs = Jobs(database, invoke, options, alone=alone, clock=clock, on_active=on_active)

@@ -19,8 +19,7 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation, locate_trap
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.jobs.outcomes import AttemptOutcome, RetryPolicy
-from tensorwasm.service.jobs.requests import decode_request
+from tensorwasm.service.jobs.attempts import AttemptOutcome, RetryPolicy, decode_request
 
 _log = logging.getLogger(__name__)
 
@@ -133,8 +132,7 @@ class Runner:
         for each in claimed:
             call = asyncio.ensure_future(self._call(each))
             attempt = self._attempts[each.lease] = Attempt(each.job, each.lease, until_s, call)
-            task = asyncio.ensure_future(self._follow(attempt))
-            self._tasks.add(task)
+            self._tasks.add(task := asyncio.ensure_future(self._follow(attempt)))
             task.add_done_callback(self._tasks.discard)
         return len(claimed)
 

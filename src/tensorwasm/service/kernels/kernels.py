@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, fields
+from typing import Final
 
 from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.database import kernels as rows
@@ -39,10 +40,8 @@ from tensorwasm.service.kernels.manifests import (
 from tensorwasm.service.pages import DEFAULT_PAGE, MAX_PAGE
 from tensorwasm.service.snapshot_keys import parse_hex_key
 from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.tenancy.principal import Principal
 from tensorwasm.values import Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.tenancy.principal import Principal
 
 SCOPE: Final = "kernels:publish"
 
@@ -117,16 +116,7 @@ class Kernels:
             raise PublisherNotAllowed("kernels of this publisher are not accepted")
         async with self._parsing:
             await asyncio.to_thread(parse_variants, text, Deadline.after(_PARSING_S))
-        record = KernelRecord(
-            name=manifest.name,
-            version=manifest.version,
-            sm_version=manifest.sm_version,
-            digest=manifest.digest,
-            signature=manifest.signature,
-            publisher=manifest.publisher,
-            published_unix_ms=manifest.published_unix_ms,
-            ptx=ptx,
-        )
+        record = KernelRecord(**asdict(manifest), ptx=ptx)
         if not await self._database.write(rows.insert_kernel, record):
             raise AlreadyRegistered("there is a kernel of that name and version")
         return record
@@ -150,7 +140,7 @@ class Kernels:
         found = await self._database.read(rows.find_kernel, name, version)
         if found is None:
             raise NotFound("there is no kernel of that name and version")
-        manifest = manifest_of(found)
+        manifest = Manifest(**{each.name: getattr(found, each.name) for each in fields(Manifest)})
         try:
             await asyncio.to_thread(require_digest, manifest, found.ptx.encode())
         except DigestMismatch:
@@ -162,19 +152,6 @@ class Kernels:
         if self._key is None:
             raise KernelRegistryNotConfigured("no key for kernels is configured")
         return self._key
-
-
-def manifest_of(record: KernelRecord) -> Manifest:
-    """Return the signed manifest of a kernel."""
-    return Manifest(
-        name=record.name,
-        version=record.version,
-        sm_version=record.sm_version,
-        digest=record.digest,
-        publisher=record.publisher,
-        published_unix_ms=record.published_unix_ms,
-        signature=record.signature,
-    )
 
 
 def _split(text: str) -> tuple[str, ...]:

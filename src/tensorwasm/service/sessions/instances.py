@@ -38,14 +38,6 @@ _Params = ParamSpec("_Params")
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A saved file: the hash of its content, 32 bytes, and its length."""
-
-    content_hash: bytes
-    size_bytes: int
-
-
 class GuestThreads:
     """A pool of threads that yield to others as guests' threads do."""
 
@@ -68,11 +60,7 @@ def session_name(session_id: str, save: str) -> str:
 
 
 def require_host_only(resolved: Resolved) -> None:
-    """Refuse functions that need a device, since the serving process uses none.
-
-    Raises:
-        NotSupported: the function is granted CUDA.
-    """
+    """Refuse functions that need a device, since the serving process uses none: NotSupported if one is granted CUDA."""
     if resolved.cuda:
         raise NotSupported(
             "the function is granted cuda: sessions are in the serving process, which uses no GPU; invoke it instead"
@@ -124,19 +112,21 @@ class InstanceFactory:
         with found as snapshot:
             return self.restore(tenant, resolved, options, snapshot, deadline)
 
-    def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> Saved:
+    def save(self, tenant: int, resolved: Resolved, live: LiveInstance, name: str) -> None:
         """Write an instance to the store, under a name; raises what `store_snapshot` does."""
-        view, ring = TenantView(self.store, str(tenant)), self.keys.ring(tenant)
-        done = stored.store_snapshot(view, name, live, resolved.module, keys=ring)
-        return Saved(done.content_hash, done.file_bytes)
+        view = TenantView(self.store, str(tenant))
+        stored.store_snapshot(view, name, live, resolved.module, keys=self.keys.ring(tenant))
 
-    def copy(self, tenant: int, name: str, to: str) -> Saved:
-        """Verify a save, and give it another name; raises as `reading_saved_state`, and `QuotaExceeded`."""
+    def copy(self, tenant: int, name: str, to: str) -> tuple[bytes, int]:
+        """Verify a save, give it another name, and return the hash of its content, 32 bytes, and its length.
+
+        Raises as `reading_saved_state`, and `QuotaExceeded`.
+        """
         view = TenantView(self.store, str(tenant))
         with reading_saved_state():
             found = stored.fetch_snapshot(view, name)
             with found.open(self.keys.ring(tenant)) as file:
-                saved = Saved(file.content_hash, file.file_bytes)
+                saved = file.content_hash, file.file_bytes
         view.bind(to, found.digest)
         return saved
 

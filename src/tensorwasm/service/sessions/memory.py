@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
@@ -182,11 +181,6 @@ class InstanceMemory:
             self.queue.release(entry)
         return entry.live is None
 
-    async def evict_unused(self, since_ns: int) -> int:
-        """Evict every idle session that was not used since a time; return their number."""
-        idle = [each for each in self.queue.entries() if each.idle and each.used_ns <= since_ns]
-        return sum(await asyncio.gather(*map(self.evict, idle)))
-
     async def evict_one(self, tenant: int | None) -> bool:
         """Evict the least recently used idle session, of one tenant or of any for None; return whether one left."""
         for each in sorted(self._evictable(tenant), key=lambda each: each.used_ns)[:EVICTIONS]:
@@ -262,19 +256,11 @@ class Activation:
         return resolved
 
     async def read(self, tenant: int, session_id: str) -> rows.SessionRecord:
-        """Return a session's row.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
+        """Return a session's row; NotFound if there is none, or it is another tenant's."""
         return require_owned(await self.database.read(rows.find_session, session_id), tenant, "session")
 
     async def acquire(self, entry: SessionEntry) -> rows.SessionRecord:
-        """Return the row of a session, acquired by this server if it was not; raises as `read`.
-
-        Raises:
-            SessionElsewhere: another server has it.
-        """
+        """Return the row of a session, acquired by this server if it was not; raises as `read` and `Leases.acquire`."""
         await self.leases.require()
         if not self.leases.holds(entry):
             await self.memory.end_operation(entry)

@@ -18,20 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorwasm.database import servers
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.errors import NotCapturable, NotFound, SessionElsewhere, TensorWasmError
 from tensorwasm.runtime.snapshots.live import LiveInstance
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.sessions.entries import SessionEntry
-from tensorwasm.service.sessions.instances import (
-    FOLDER,
-    GuestThreads,
-    InstanceFactory,
-    delete_orphans,
-    session_name,
-)
+from tensorwasm.service.sessions.instances import FOLDER, GuestThreads, InstanceFactory, delete_orphans, session_name
 
 RENEWALS: Final = 5
 """Renewals within the duration of a lease."""
@@ -49,7 +42,7 @@ class Sharing:
         lease_s: how long a server that does not renew its lease keeps its sessions.
     """
 
-    server: servers.ServerRecord
+    server: rows.ServerRecord
     before: str = ""
     lease_s: float = 15.0
 
@@ -93,7 +86,7 @@ class Leases:
             await self._database.write(rows.rewind_all_sessions)
             return
         if self._sharing.before:
-            await self._database.write(servers.remove_server, self._sharing.before)
+            await self._database.write(rows.remove_server, self._sharing.before)
         await self._join(self._sharing)
 
     async def require(self) -> None:
@@ -110,21 +103,17 @@ class Leases:
             return
         async with self._renewing:
             await self._renew(self._sharing)
-        await self._database.write(servers.remove_dead_servers)
+        await self._database.write(rows.remove_dead_servers)
         while self._unreleased:
-            await self._database.write(servers.release_session, self._unreleased[-1])
+            await self._database.write(rows.release_session, self._unreleased[-1])
             self._unreleased.pop()
 
     async def acquire(self, entry: SessionEntry, record: rows.SessionRecord) -> rows.SessionRecord | None:
-        """Make a session this server's; return its row, or None if it is gone.
-
-        Raises:
-            SessionElsewhere: another server has it.
-        """
+        """Make a session this server's; return its row, or None if it is gone; SessionElsewhere if another has it."""
         entry.term = self.term
         if self._sharing is None:
             return record
-        return await self._database.write(servers.take_session, record.id, self._sharing.server.id)
+        return await self._database.write(rows.take_session, record.id, self._sharing.server.id)
 
     def own_new(self, entry: SessionEntry, record: rows.SessionRecord) -> rows.SessionRecord:
         """Return the row of a new session with this server as its owner."""
@@ -136,15 +125,10 @@ class Leases:
         return entry.record is None or entry.term == self.term
 
     async def raise_if_taken(self, entry: SessionEntry) -> None:
-        """Find out why a session's row was not written.
-
-        Raises:
-            SessionElsewhere: another server acquired it; the entry is outdated from now on.
-        """
+        """Find out why a row was not written; SessionElsewhere, and the entry is outdated, if another server has it."""
         if self._sharing is None:
             return
-        name = await self._database.read(servers.session_holder, entry.id)
-        if name is not None:
+        if (name := await self._database.read(rows.session_holder, entry.id)) is not None:
             entry.term = -1
             raise SessionElsewhere(name)
 
@@ -154,7 +138,7 @@ class Leases:
             return
         record, entry.record = entry.record, None
         try:
-            await self._database.write(servers.release_session, record)
+            await self._database.write(rows.release_session, record)
         except TensorWasmError as error:
             _log.warning("session %s is not released to other servers yet: %s", entry.id, error.kind)
             self._unreleased.append(record)
@@ -162,11 +146,11 @@ class Leases:
     async def end(self) -> None:
         """Release the lease and every session at once, rewinding those that are not saved."""
         if self._sharing is not None:
-            await self._database.write(servers.remove_server, self._sharing.server.id)
+            await self._database.write(rows.remove_server, self._sharing.server.id)
 
     async def _renew(self, sharing: Sharing) -> None:
         until_s = self._monotonic_s() + sharing.lease_s
-        if await self._database.write(servers.renew_server, sharing.server.id, round(sharing.lease_s * 1000)):
+        if await self._database.write(rows.renew_server, sharing.server.id, round(sharing.lease_s * 1000)):
             self._until_s = until_s
             return
         _log.error("this server did not renew its lease for %g s, and has lost its sessions", sharing.lease_s)
@@ -176,7 +160,7 @@ class Leases:
 
     async def _join(self, sharing: Sharing) -> None:
         until_s = self._monotonic_s() + sharing.lease_s
-        await self._database.write(servers.join_servers, sharing.server, round(sharing.lease_s * 1000))
+        await self._database.write(rows.join_servers, sharing.server, round(sharing.lease_s * 1000))
         self._until_s = until_s
 
 
@@ -190,11 +174,7 @@ class SessionPersistence:
     threads: GuestThreads
 
     async def write(self, entry: SessionEntry, changed: rows.SessionRecord) -> None:
-        """Write a session's row; raises as `Leases.raise_if_taken` and the database.
-
-        Raises:
-            NotFound: the row is gone.
-        """
+        """Write a session's row; NotFound if it is gone; raises as `Leases.raise_if_taken` and the database."""
         if not await self.database.write(rows.write_session, changed):
             await self.leases.raise_if_taken(entry)
             raise NotFound("there is no such session")
@@ -203,8 +183,7 @@ class SessionPersistence:
     async def persist(self, entry: SessionEntry) -> None:
         """Save an instance in memory unless it is unchanged; raises as `write` and `InstanceFactory.save`.
 
-        Raises:
-            NotCapturable: it holds what cannot be saved; its row says so from now on.
+        NotCapturable if it holds what cannot be saved; its row says so from now on.
         """
         if not self.leases.holds(entry):
             raise SessionElsewhere("")
@@ -227,8 +206,7 @@ class SessionPersistence:
 
     async def delete_stale(self, entry: SessionEntry) -> None:
         """Delete a session's stale saves; a failure is logged, and tried again later."""
-        stale = frozenset(entry.stale_saves)
-        if not stale:
+        if not (stale := frozenset(entry.stale_saves)):
             return
         try:
             await self.threads.run(self.factory.drop, entry.tenant, [session_name(entry.id, save) for save in stale])

@@ -132,7 +132,9 @@ class Sessions:
 
     async def sweep(self) -> int:
         """Save and evict sessions that were idle for too long; return their number."""
-        return await self.memory.evict_unused(self._now_ns() - round(self._idle_s * 1e9))
+        since_ns = self._now_ns() - round(self._idle_s * 1e9)
+        unused = (each for each in self._queue.entries() if each.idle and each.used_ns <= since_ns)
+        return sum(await asyncio.gather(*map(self.memory.evict, unused)))
 
     async def renew(self) -> None:
         """Renew the lease; evict sessions that other servers acquired."""
@@ -208,40 +210,25 @@ class Sessions:
 
         The state stays as the guest left it, also after a trap or a timeout. If the caller is cancelled the guest is
         ended. Raises as `Activation.ensure_loaded`, `OperationQueue.run` and `LiveInstance.call`; if a durable call's
-        save fails, the error is raised although the call's effects are in memory.
-
-        Raises:
-            TooManyArgs: more than 256 arguments.
+        save fails, the error is raised although the call's effects are in memory. TooManyArgs for more than 256.
         """
         if len(call.args) > MAX_ARGS:
             raise TooManyArgs(f"{len(call.args)} arguments: at most {MAX_ARGS}")
         return await self._run(tenant, session_id, partial(self._call, call), call.deadline or NEVER)
 
     async def get(self, tenant: int, session_id: str) -> SessionInfo:
-        """Return a session.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
+        """Return a session; NotFound if there is none, or it is another tenant's."""
         entry = self._queue.find(tenant, session_id)
         return entry.info() if entry is not None else SessionInfo(await self._activation.read(tenant, session_id))
 
     async def list(self, tenant: int, after: str | None = None, limit: int = DEFAULT_PAGE) -> tuple[SessionInfo, ...]:
-        """Return a tenant's sessions, oldest first.
-
-        Raises:
-            InvalidRequest: ``after`` is no cursor, or the limit is not 1 to 1000.
-        """
+        """Return a tenant's sessions, oldest first; InvalidRequest for no cursor or a limit that is not 1 to 1000."""
         found = await self._database.read(rows.list_sessions, tenant, parse_cursor(after), checked_limit(limit))
         pairs = ((record, self._queue.find(tenant, record.id)) for record in found)
         return tuple(SessionInfo(record) if entry is None else entry.info() for record, entry in pairs)
 
     async def save(
-        self,
-        tenant: int,
-        session_id: str,
-        use: Callable[[rows.SessionRecord, str], _Value],
-        deadline: Deadline = NEVER,
+        self, tenant: int, session_id: str, use: Callable[[rows.SessionRecord, str], _Value], deadline: Deadline = NEVER
     ) -> _Value:
         """Save a session unless it is unchanged; return what ``use`` returns, during which the save is not deleted.
 
@@ -260,11 +247,7 @@ class Sessions:
         return await self._run(tenant, session_id, work, deadline)
 
     async def end(self, tenant: int, session_id: str) -> None:
-        """Delete a session; its running call is ended, and waiting ones are refused.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
+        """Delete a session; its running call is ended, and waiting ones are refused. Raises as `get`."""
 
         async def work(operation: SessionOperation) -> None:
             entry = operation.entry
@@ -332,7 +315,7 @@ class Sessions:
                 cpu_us = sent_bytes = 0
                 if outcome is not None:
                     cpu_us = int(outcome.elapsed_s * 1e6)
-                    sent_bytes = len(outcome.stdout) + len(outcome.stderr) + sum(map(len, outcome.chunks))
+                    sent_bytes = sum(map(len, (outcome.stdout, outcome.stderr, *outcome.chunks)))
                 failed = int(outcome is None)
                 self._ledger.note(entry.tenant, 1, failed, cpu_us, 0, 0, len(call.input or b""), sent_bytes)
             entry.running = None

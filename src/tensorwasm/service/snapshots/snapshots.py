@@ -173,15 +173,15 @@ class Snapshots:
         snapshot_id = str(uuid.uuid4())
 
         def copy(record: SessionRecord, name: str) -> rows.SnapshotRecord:
-            saved = self.factory.copy(tenant, name, snapshot_name(snapshot_id))
+            content_hash, size_bytes = self.factory.copy(tenant, name, snapshot_name(snapshot_id))
             return rows.SnapshotRecord(
                 id=snapshot_id,
                 tenant=tenant,
                 function_id=record.function_id,
                 version=record.version,
                 session_id=record.id,
-                content_hash=saved.content_hash,
-                size_bytes=saved.size_bytes,
+                content_hash=content_hash,
+                size_bytes=size_bytes,
                 created_unix_ms=self.clock.unix_ms(),
             )
 
@@ -190,11 +190,7 @@ class Snapshots:
         return snapshot
 
     async def get(self, tenant: int, snapshot_id: str) -> rows.SnapshotRecord:
-        """Return a snapshot.
-
-        Raises:
-            NotFound: there is none, or it is another tenant's.
-        """
+        """Return a snapshot; NotFound if there is none, or it is another tenant's."""
         return require_owned(await self.database.read(rows.find_snapshot, snapshot_id), tenant, "snapshot")
 
     async def list(
@@ -206,8 +202,7 @@ class Snapshots:
     async def delete(self, tenant: int, snapshot_id: str) -> None:
         """Delete a snapshot, but not the sessions restored from it; raises as `get`.
 
-        Raises:
-            DatabaseUnavailable: it is still there.
+        After `DatabaseUnavailable` it is still there.
         """
         await self.get(tenant, snapshot_id)
         if not await self.database.write(rows.delete_snapshot, snapshot_id):
@@ -318,8 +313,5 @@ class Snapshots:
         return Restored(session, opened.content_bytes, opened.version)
 
     def _capture_fresh(self, tenant: int, resolved: Resolved, client_key: bytes, deadline: Deadline) -> Captured:
-        live = self.factory.open(tenant, resolved, _NO_OPTIONS, deadline)
-        try:
+        with self.factory.open(tenant, resolved, _NO_OPTIONS, deadline) as live:
             return Captured(resolved.version.function_id, self.files.seal(tenant, live, client_key))
-        finally:
-            live.close()

@@ -224,7 +224,7 @@ def test_a_parent_is_of_the_same_module_and_no_larger(folder):
 
 
 def test_a_chain_has_an_end_that_writer_and_reader_agree_on(folder, monkeypatch):
-    monkeypatch.setattr("tensorwasm.artifacts.snapshot.validation.MAX_DEPTH", 3)
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.head.MAX_DEPTH", 3)
     known = {}
     write_snapshot(folder / "0", filled(), RING)
     for step in range(1, 5):
@@ -238,7 +238,7 @@ def test_a_chain_has_an_end_that_writer_and_reader_agree_on(folder, monkeypatch)
             else:
                 write_snapshot(folder / str(step), child, RING, parent=parent)
     assert whole(folder / "4") == whole(folder / "3", *(folder / str(n) for n in range(3)))
-    monkeypatch.setattr("tensorwasm.artifacts.snapshot.validation.MAX_DEPTH", 2)
+    monkeypatch.setattr("tensorwasm.artifacts.snapshot.head.MAX_DEPTH", 2)
     with pytest.raises(InvalidSnapshot, match="save a whole one"):
         SnapshotFile.open(folder / "3", RING, find_parent=known.get)
 
@@ -323,7 +323,7 @@ def test_a_parent_that_is_not_given_is_refused(folder):
     ],
 )
 def test_writer_and_reader_keep_the_same_caps(folder, monkeypatch, cap, instance):
-    place = f"tensorwasm.artifacts.snapshot.validation.{cap}"
+    place = f"tensorwasm.artifacts.snapshot.head.{cap}"
     monkeypatch.setattr(place, 3)
     write_snapshot(folder / "a", instance, RING)
     with SnapshotFile.open(folder / "a", RING) as snapshot:

@@ -15,9 +15,8 @@ from tensorwasm.database.schema import JOBS
 from tensorwasm.errors import CapacityExhausted, Conflict, DatabaseUnavailable, DeviceLost, GuestTrap
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import runner
+from tensorwasm.service.jobs.attempts import JobOptions, Terms
 from tensorwasm.service.jobs.jobs import Jobs
-from tensorwasm.service.jobs.outcomes import JobOptions
-from tensorwasm.service.jobs.requests import Terms
 
 OPTIONS = JobOptions(
     attempts=3, keep_s=10_000, places=3, share=2, lease_s=30, renew_s=5, back_off_s=2, back_off_most_s=20

@@ -29,9 +29,16 @@ from tensorwasm.errors import (
 )
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.jobs import jobs as module
+from tensorwasm.service.jobs.attempts import (
+    JobOptions,
+    RetryPolicy,
+    Terms,
+    decode_request,
+    encode_failure,
+    encode_request,
+    encode_result,
+)
 from tensorwasm.service.jobs.jobs import Jobs
-from tensorwasm.service.jobs.outcomes import JobOptions, RetryPolicy, encode_failure, encode_result
-from tensorwasm.service.jobs.requests import Terms, decode_request, encode_request
 
 OPTIONS = JobOptions(places=4, share=2, lease_s=30, renew_s=5, back_off_s=2, back_off_most_s=20)
 

@@ -14,9 +14,8 @@ from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import DeviceLost
 from tensorwasm.service.idempotency import make_key
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.service.jobs.attempts import JobOptions, Terms
 from tensorwasm.service.jobs.jobs import Jobs
-from tensorwasm.service.jobs.outcomes import JobOptions
-from tensorwasm.service.jobs.requests import Terms
 
 OPTIONS = replace(JobOptions(), places=4, share=3, poll_s=0.05, renew_s=0.1, sweep_s=0.1, back_off_s=0.01)
 

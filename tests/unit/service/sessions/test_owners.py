@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from fakes.live_sessions import FUNCTION, FakeDesk, FakeFunctions, FakeQuotas, FakeShop, FakeTime
-from tensorwasm.database.servers import ServerRecord
-from tensorwasm.database.sessions import find_session
+from tensorwasm.database.sessions import ServerRecord, find_session
 from tensorwasm.errors import SessionElsewhere, StoreUnavailable
 from tensorwasm.service.sessions.entries import SessionCall
 from tensorwasm.service.sessions.persistence import Sharing

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import Engine, Module
 
-from tensorwasm.bench.inputs import FUNCTION_BYTES, make_module
+from tensorwasm.bench.harness import FUNCTION_BYTES, make_module
 
 
 @given(seed=st.integers(0, 1000), functions=st.integers(1, 300))

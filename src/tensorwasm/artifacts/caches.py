@@ -1,19 +1,95 @@
-"""A cache on a local disk in front of a remote backend."""
+"""Caches: artifacts that were read recently, in memory, and copies of the bytes of a remote backend on a local disk."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from tensorwasm.artifacts.backends import files
+from tensorwasm.artifacts.backends import disk
 from tensorwasm.artifacts.backends.port import Backend, folder_of
 from tensorwasm.artifacts.values import Buffer
 from tensorwasm.errors import UnsafeFile
+
+BlobKey: TypeAlias = tuple[str, str]
+"""A tenant and a key of its own: tenants share nothing here either."""
+
+MAX_SHARE: Final = 4
+"""An artifact longer than the capacity divided by this is not kept: it would displace too much else."""
+
+
+class ReadCache:
+    """Artifacts up to a total length; the least recently read go first. Thread-safe.
+
+    Threads that miss the same artifact at once read it once.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Begin empty; a capacity of 0 keeps nothing."""
+        self._capacity_bytes = capacity_bytes
+        self._held_bytes = 0
+        self._views: OrderedDict[BlobKey, memoryview] = OrderedDict()
+        self._reading: dict[BlobKey, Future[memoryview]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, key: BlobKey, read: Callable[[], memoryview]) -> memoryview:
+        """Return the cached view, or the result of ``read``, which is called without a lock.
+
+        A caller that finds a read in progress waits for it, and gets its result or its error.
+        """
+        with self._lock:
+            if (view := self._views.get(key)) is not None:
+                self._views.move_to_end(key)
+                return view[:]  # a view of its own: a caller may release it
+            reading = self._reading.get(key)
+            if reading is None:
+                mine = self._reading[key] = Future()
+        if reading is None:
+            return self._read_first(key, read, mine)
+        try:
+            return reading.result()[:]
+        except CancelledError:  # the reading thread was interrupted, which does not concern this caller
+            return self.read(key, read)
+
+    def _read_first(self, key: BlobKey, read: Callable[[], memoryview], mine: Future[memoryview]) -> memoryview:
+        try:
+            view = read()
+        except BaseException as error:
+            self._settle(key)
+            if isinstance(error, Exception):
+                mine.set_exception(error)
+            else:
+                mine.cancel()
+            raise
+        self._settle(key, view)
+        mine.set_result(view)
+        return view[:]
+
+    def _settle(self, key: BlobKey, view: memoryview | None = None) -> None:
+        """End a read, and keep what was read unless it is too long."""
+        with self._lock:
+            del self._reading[key]
+            if view is None or view.nbytes * MAX_SHARE > self._capacity_bytes:
+                return
+            self._views[key] = view
+            self._held_bytes += view.nbytes
+            while self._held_bytes > self._capacity_bytes:
+                _, oldest = self._views.popitem(last=False)
+                self._held_bytes -= oldest.nbytes
+
+    def drop(self, key: BlobKey) -> None:
+        """Remove a key, if it is there."""
+        with self._lock:
+            if (view := self._views.pop(key, None)) is not None:
+                self._held_bytes -= view.nbytes
+
 
 _KEPT_PART: Final = 0.8  # of the capacity, after copies were deleted: so that this is not done at each write
 _DEAD_S: Final = 86400.0  # a draft of this age has no writer any more
@@ -26,16 +102,16 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
-        """Open the folder, or make it, as `files.open_root` does; each write checks the capacity at its end."""
+        """Open the folder, or make it, as `disk.open_root` does; each write checks the capacity at its end."""
         self._folder = folder
         self._capacity_bytes = capacity_bytes
-        self._calls = files.SystemCalls()
-        files.open_root(self._calls, folder)
+        self._calls = disk.SystemCalls()
+        disk.open_root(self._calls, folder)
 
     def find(self, tenant: str, key: str, stored_bytes: int) -> Buffer | None:
         """Return a copy, None if there is none."""
         with suppress(OSError, UnsafeFile):
-            return files.read(self._path(tenant, key), stored_bytes, now_ns=time.time_ns())
+            return disk.read(self._path(tenant, key), stored_bytes, now_ns=time.time_ns())
         return None
 
     def keep(self, tenant: str, key: str, data: Buffer) -> None:
@@ -44,8 +120,8 @@ class DiskCache:
             return
         path = self._path(tenant, key)
         with suppress(OSError, UnsafeFile):
-            files.make_folder(self._calls, path.parent)
-            files.write_file(self._calls, path.with_name(f"{files.DRAFT}{secrets.token_hex(8)}"), path, data)
+            disk.make_folder(self._calls, path.parent)
+            disk.write_file(self._calls, path.with_name(f"{disk.DRAFT}{secrets.token_hex(8)}"), path, data)
             self._trim()
 
     def drop(self, tenant: str, key: str) -> bool:
@@ -62,7 +138,7 @@ class DiskCache:
             for entry in os.scandir(folder):
                 with suppress(FileNotFoundError):
                     about = entry.stat(follow_symlinks=False)
-                    dead = entry.name.startswith(files.DRAFT) and about.st_mtime < time.time() - _DEAD_S
+                    dead = entry.name.startswith(disk.DRAFT) and about.st_mtime < time.time() - _DEAD_S
                     found.append((0 if dead else about.st_atime_ns, about.st_size, entry.path))
         held_bytes = sum(size_bytes for _, size_bytes, _ in found)
         if held_bytes <= self._capacity_bytes:
