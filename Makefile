@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
+# The suite starts hundreds of Python processes: each would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PIP    := -m pip install --quiet --disable-pip-version-check $(if $(LOCKED),--constraint requirements-dev.lock)
 

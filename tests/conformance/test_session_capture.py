@@ -136,7 +136,7 @@ def test_pages_that_are_zero_or_as_in_the_parent_are_not_kept(device):
     assert [contents(buffer) for buffer in flattened(added, parent).buffers] == list(map(contents, whole.buffers))
 
 
-def test_restored_memory_holds_nothing_of_anybody_else(device):
+def test_restored_memory_holds_nothing_of_other_guests(device):
     size = 3 * PAGE_BYTES
     with Session(device) as session:
         for _ in range(4):

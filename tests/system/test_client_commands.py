@@ -150,7 +150,7 @@ def test_metrics_are_shown_once_and_again_and_again(run):
     assert json.loads(looks[1])["requests_per_s"] > 0
 
 
-def test_who_says_nothing_is_told_what_is_missing(run):
+def test_a_command_without_a_token_names_the_missing_variable(run):
     assert b"TENSOR_WASM_TOKEN is not set" in run("functions", "list", code=1, TENSOR_WASM_TOKEN="").stderr
 
 

@@ -99,7 +99,7 @@ def test_models_are_functions_that_say_so(ai, functions, server, client):
 
 
 @pytest.mark.parametrize("name", ["absent", "plain@absent", "plain@9", "", "../plain"])
-def test_an_unknown_model_is_told_as_openai_tells_it(ai, name):
+def test_an_unknown_model_is_answered_as_openai_answers(ai, name):
     with pytest.raises(openai.NotFoundError) as raised:
         chat(ai, name)
     assert raised.value.code == "model_not_found"

@@ -93,7 +93,7 @@ def test_a_damaged_copy_is_thrown_away_and_the_original_given_out(tmp_path):
     assert store.verify().ok
 
 
-def test_putting_again_mends_what_nobody_had_noticed(backend):
+def test_putting_again_repairs_undetected_damage(backend):
     store = ContentStore(backend)
     digest = store.put("t", "module", b"m" * 100)
     _damage(store, _flip)
@@ -150,7 +150,7 @@ def test_a_renewal_goes_on_after_what_it_cannot_renew(store):
     assert {bytes(store.get("t", stat.digest)) for stat in store.list("t")} == {b"bad signature", b"better"}
 
 
-def test_what_becomes_the_same_becomes_one(store):
+def test_artifacts_that_become_equal_become_one(store):
     store.bind("t", "a", store.put("t", "snapshot", b"1"))
     store.bind("t", "b", store.put("t", "snapshot", b"2"))
     assert store.renew(["snapshot"], lambda *_: b"one").renewed == 2

@@ -14,7 +14,7 @@ from tensorwasm.artifacts.values import MAX_NAME_BYTES, MAX_REFERENCES, MAX_TENA
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, TooLarge
 
 
-def test_it_does_what_the_model_does(open_backend, request):
+def test_the_store_behaves_as_its_model(open_backend, request):
     examples = 4 if "[s3]" in request.node.name else 25  # some 5 ms a request
     run_state_machine_as_test(
         store_machine(open_backend), settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)

@@ -136,7 +136,7 @@ def test_a_wait_for_an_event_ends_at_its_deadline_and_the_device_lives(gpu, flag
     gpu.events.close_event(event)
 
 
-def test_an_event_that_was_never_recorded_holds_nobody_up(gpu, stream):
+def test_waiting_for_an_event_that_was_never_recorded_does_not_block(gpu, stream):
     event = gpu.events.open_event()
     gpu.events.wait_event(stream, event)
     gpu.synchronize(stream, Deadline.after(LIMIT_S))

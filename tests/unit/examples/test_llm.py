@@ -55,7 +55,7 @@ def answer(lines):
     return "".join(line.get("delta", "") for line in lines)
 
 
-def test_it_answers_what_it_was_taught(model, train):
+def test_the_model_answers_each_question_of_its_corpus(model, train):
     for question, wanted in train.read_corpus():
         lines = ask(model, kind="chat", messages=[{"role": "user", "content": question}])
         assert answer(lines) == wanted

@@ -152,7 +152,7 @@ def test_leaving_and_coming_back_resets_no_quota(ledger):
     assert not account.charged
 
 
-def test_an_account_that_somebody_holds_is_the_tenants_only_one(ledger):
+def test_an_account_that_is_held_is_the_tenants_only_one(ledger):
     accounts = Accounts(ledger)
     held = accounts.register("a", 100)
     accounts.unregister("a")

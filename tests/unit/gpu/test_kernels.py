@@ -142,7 +142,7 @@ def test_idle_kernels_are_kept_within_a_size(device):
     assert not device.modules
 
 
-def test_a_kernel_that_somebody_holds_is_not_unloaded(device):
+def test_a_kernel_that_is_held_is_not_unloaded(device):
     cache = KernelCache(device, max_idle=0)
     first, second = acquire(cache, FILL, "fill"), acquire(cache, FILL, "fill")
     cache.release(first)

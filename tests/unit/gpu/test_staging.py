@@ -149,7 +149,7 @@ def test_a_lost_device_is_no_lack_of_slots(device):
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.rule("3-staging")
-def test_a_ring_is_released_unless_somebody_has_a_slot(device, taken):
+def test_a_ring_is_released_unless_a_slot_is_in_use(device, taken):
     ring = StagingRing(device, slots=2, slot_bytes=4096)
     slot = ring.take("a")
     ctypes.memset(slot.region.address, 1, 4096)

@@ -239,7 +239,7 @@ def test_closing_ends_every_guest(code, job, stream):
     reactor.close()
 
 
-def test_traps_and_exits_are_told_apart(reactor, job, stream):
+def test_traps_and_exits_are_distinguished(reactor, job, stream):
     leave = (
         '(module (import "wasi_snapshot_preview1" "proc_exit" (func $e (param i32)))'
         ' (memory (export "memory") 1) (func (export "go") (param i32) (call $e (local.get 0))))'

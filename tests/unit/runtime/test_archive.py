@@ -184,7 +184,7 @@ def test_a_path_that_no_file_can_have_is_the_callers_mistake_too(runtime, functi
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nobody says which files are open here")
 @pytest.mark.parametrize("free", range(3))
-def test_files_running_out_is_told_at_whatever_step_of_a_restore(runtime, function, folder, free):
+def test_running_out_of_files_is_reported_at_any_step_of_a_restore(runtime, function, folder, free):
     path = folder / "scarce.tws"
     with function.open() as live:
         live.call("fill", (1000, 1, 100_000))

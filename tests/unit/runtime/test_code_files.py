@@ -132,7 +132,7 @@ def make_link(path, elsewhere):
         lambda path, _: path.chmod(0o440),
     ],
 )
-def test_what_is_no_file_of_ours_is_refused_and_nobody_waits_for_it(folder, tmp_path, change):
+def test_a_file_that_is_not_a_code_file_is_refused_without_blocking(folder, tmp_path, change):
     folder.put(NAME, CODE)
     change(path_of(tmp_path), tmp_path / "elsewhere")
     with pytest.raises(UnfitFile):

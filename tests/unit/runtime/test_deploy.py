@@ -181,7 +181,7 @@ def fail_first(deployer, gate, engine, others, seen):
         thread.join()
 
 
-def test_a_failure_is_everybodys_and_is_not_kept(engine, config):
+def test_a_failed_compilation_fails_for_all_waiters_and_is_not_kept(engine, config):
     deployer, gate, seen = Deployer(config), Gate(CompileFailed("it burst")), []
     fail_first(deployer, gate, engine, 0, seen)
     assert [type(each) for each in seen] == [CompileFailed]
@@ -486,7 +486,7 @@ def test_two_processes_deploy_the_same_at_once(tmp_path):
 class TestRuntime:
     """What `Runtime.load` makes of it."""
 
-    def test_it_deploys_for_a_tenant(self, config, compiled):
+    def test_load_deploys_for_the_tenant(self, config, compiled):
         with Runtime("emulator", slots=8) as runtime:
             for tenant in ("default", "a", "a"):
                 assert runtime.load(WASM, tenant=tenant).invoke("f", [1]).values == (2,)
@@ -496,7 +496,7 @@ class TestRuntime:
                 runtime.load(WASM, tenant="../a")
 
     @pytest.mark.rule("6-uploaded")
-    def test_it_takes_no_precompiled_code(self, engine, config):
+    def test_load_refuses_precompiled_code(self, engine, config):
         code = precompiled.serialize(compile_module(engine, WASM))
         with Runtime("emulator", slots=8) as runtime, pytest.raises(InvalidWasm, match="not accepted"):
             runtime.load(code)

@@ -82,7 +82,7 @@ def test_output_is_collected_or_heard(executor):
     assert (outcome.stdout, heard) == (b"", [("stdout", b"hello")])
 
 
-def test_a_listener_that_has_gone_is_told_to_the_guest(executor):
+def test_a_guest_learns_that_its_listener_has_gone(executor):
     assert submit(executor, "emit", listener=lambda *_: False).result(SOON_S).values == (-3,)
     with pytest.raises(OutputClosed):
         submit(executor, "say", listener=lambda *_: False).result(SOON_S)

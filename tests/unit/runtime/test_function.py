@@ -111,7 +111,7 @@ def test_input_goes_in_and_chunks_come_out(runtime):
     assert (outcome.values, outcome.chunks) == ((0,), (b"prompt",))
 
 
-def test_a_client_that_left_is_told_to_the_guest(runtime):
+def test_a_guest_learns_that_its_client_has_left(runtime):
     taken = []
 
     def listen(chunk):
@@ -226,7 +226,7 @@ def test_any_other_word_is_no_grant(word):
         parse_grants((word,))
 
 
-def test_a_trap_tells_the_guest_s_stack_by_its_functions_names():
+def test_a_trap_contains_the_guest_s_stack_with_function_names():
     text = """
     (module
       (func $inner unreachable)

@@ -206,7 +206,7 @@ def test_what_is_refused_for_another_reason_is_not_waited_for(world):
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_guest_that_is_told_has_its_place(world, start):
+def test_a_notified_guest_has_its_place_in_the_gate(world, start):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     future = world.submit(start)
@@ -229,7 +229,7 @@ def test_a_guest_that_is_cancelled_leaves_the_line(world):
     assert [future.result(SOON_S).values for future in (futures[0], futures[2])] == [(1,), (3,)]
 
 
-def test_places_that_come_as_guests_give_up_are_lost_to_nobody(world):
+def test_places_freed_while_guests_give_up_are_not_lost(world):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     limit = Deadline.after(0.3)

@@ -142,9 +142,9 @@ def besiege(host, names):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_guest_that_gives_all_it_can_holds_up_nobody(host, name):
+def test_a_guest_that_floods_the_device_delays_no_other_guest(host, name):
     besiege(host, [name])
 
 
-def test_three_hundred_that_do_so_at_once_hold_up_nobody(host):
+def test_three_hundred_flooding_guests_delay_no_other_guest(host):
     besiege(host, (list(LOOPS) * 34)[:300])

@@ -121,7 +121,7 @@ def moved(runtime: Runtime, count: int = 1) -> bool:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_short_guest_never_leaves_the_thread_and_nobody_waits(runtime, function):
+def test_a_short_guest_never_leaves_the_thread_and_creates_no_waiter(runtime, function):
     threads: list[int] = []
     coroutine = function.invoke_async("say", on_chunk=lambda _: bool(threads.append(threading.get_ident())) or True)
     with pytest.raises(StopIteration) as ended:

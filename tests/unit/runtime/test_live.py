@@ -171,7 +171,7 @@ def test_a_call_waits_for_another_only_until_its_deadline_and_nothing_is_saved_m
         thread.join()
 
 
-def test_an_instance_whose_call_was_ended_goes_on_once_it_is_told_to(slow):
+def test_an_instance_whose_call_was_ended_goes_on_once_it_is_resumed(slow):
     with slow.open() as live:
         outcomes: list[str] = []
 
@@ -219,7 +219,7 @@ def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
             snapshot.invoke(twin, "load", (8,), opening())
 
 
-def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, function):
+def test_a_memory_over_the_limits_of_the_restoring_runtime_is_refused(runtime, function):
     small = runtime.load(bytes(wat2wasm(GUEST)), "small", Limits(memory_bytes=3 << 16))
     with function.open() as live:
         live.call("grow", (3,))
@@ -332,7 +332,7 @@ def test_a_reservation_never_serves_another_tenant(runtime, function):
         assert place("one") == first
 
 
-def test_who_captures_an_instance_can_neither_call_nor_close_it_meanwhile(function):
+def test_an_instance_that_is_being_captured_can_neither_be_called_nor_closed(function):
     with function.open() as live:
         with live.captured():
             with pytest.raises(InternalError, match="busy"):

@@ -154,7 +154,7 @@ def test_a_guest_that_is_cancelled_leaves_none(notes):
 
 
 @fibers_only
-def test_memory_that_a_kernel_may_still_reach_is_nobodys_next(notes, monkeypatch):
+def test_memory_that_a_kernel_may_still_reach_goes_to_no_other_call(notes, monkeypatch):
     monkeypatch.setattr(tensorwasm.runtime.invoke.full, "end_session", lambda session: session.close() and False)
     with Runtime("emulator", slots=8) as runtime:
         function = runtime.load(bytes(wat2wasm(GUEST)))

@@ -244,7 +244,7 @@ def test_chains_stay_whole_under_a_new_key_and_the_old_one_may_go(runtime, funct
 
 
 @pytest.mark.parametrize("method", ["resolve", "stat", "get"])
-def test_a_key_is_replaced_under_whoever_reads(runtime, function, store, view, method):
+def test_a_key_can_be_replaced_while_a_reader_reads(runtime, function, store, view, method):
     keep_chain(function, view)
     both = KeyRing.of(NEW, *RING.verifiers.values())
 

@@ -117,7 +117,7 @@ def test_a_disabled_tenant_is_not_served(served):
     run(test)
 
 
-def test_too_many_requests_are_told_when_to_come_again_and_nobody_else_is(served):
+def test_a_rate_limited_tenant_gets_retry_after_and_other_tenants_are_not_limited(served):
     async def test():
         async with served(ECHO) as (service, pipeline):
             service.identities._policies[7] = TenantPolicy(quotas={"qps": 1, "burst": 3})

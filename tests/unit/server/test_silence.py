@@ -33,7 +33,7 @@ def test_who_says_too_little_is_ended(host, said):
         assert end_silent(port, 0) == 0
 
 
-def test_who_has_spoken_or_has_time_or_is_not_the_server_s_is_left_alone():
+def test_only_silent_late_connections_of_the_server_are_closed():
     with ExitStack() as stack:
         client, server, port = make_pair(stack)
         assert end_silent(port, 60_000) == 0

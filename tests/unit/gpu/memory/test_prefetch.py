@@ -34,7 +34,7 @@ def windows(draw):
 
 
 @given(st.lists(windows(), max_size=MOST_MOVES))
-def test_what_is_moved_are_the_pages_of_the_windows_once_or_nothing(asked):
+def test_prefetch_moves_each_page_of_the_windows_once_or_none(asked):
     spans = Prefetch(FakeMemory()).choose(asked, MEMORY)
     touched = {
         page

@@ -66,7 +66,7 @@ def test_what_is_taken_is_credited_and_so_any_number_of_parts_arrives():
 
 
 @pytest.mark.parametrize("answer", [False, None, ValueError])
-def test_a_listener_that_wants_no_more_is_told_of_at_once(answer):
+def test_a_listener_that_wants_no_more_is_reported_to_the_worker_at_once(answer):
     def listen(*_):
         if answer is ValueError:
             raise ValueError

@@ -66,7 +66,7 @@ def test_no_descriptor_is_kept():
 
 
 @pytest.mark.parametrize("client", ["", "unix:", "/run/x.sock", "127.0.0.1", "127.0.0.1:x", "uds:1.2"])
-def test_what_is_no_address_leads_to_nothing(client):
+def test_a_peer_that_is_not_an_address_gives_no_connection(client):
     assert asyncio.run(Connection.find(client, "127.0.0.1:80")) is None
 
 
