@@ -58,7 +58,7 @@ def test_threads_print_in_their_order():
     assert run("hello", 40, grid=2) == (expected.encode(), False)
 
 
-def test_what_is_kept_is_bounded_and_says_so():
+def test_kept_kernel_output_is_bounded_and_marked_as_cut():
     text, cut = run("endless_talk", 32)
     assert len(text) == MAX_KERNEL_OUTPUT_BYTES
     assert cut

@@ -173,7 +173,7 @@ def test_a_table_that_is_only_looked_up_is_there_again(device, compiled):
             assert work.contents(handle, 4) == struct.pack("<I", value)
 
 
-def test_what_cannot_be_saved_is_refused_by_name_and_goes_on(device, compiled):
+def test_a_session_that_cannot_be_saved_is_refused_by_name_and_continues(device, compiled):
     with Puppet(device, compiled=compiled) as puppet:
         assert puppet.graph_begin(0) == 0
         with pytest.raises(NotCapturable, match="stream 0 records"):

@@ -160,7 +160,7 @@ def test_a_field_that_is_none_is_refused(server, field):
 @pytest.mark.parametrize(
     "said", [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 9 + b"?\r\n\r\n"]
 )
-def test_what_is_no_http_is_refused(server, said):
+def test_bytes_that_are_not_http_are_refused(server, said):
     assert statuses(talk(server, said)) == [400]
 
 

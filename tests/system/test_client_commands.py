@@ -73,7 +73,7 @@ def test_invoke_writes_what_the_guest_sent_whole_or_as_it_comes(run, function):
 @pytest.mark.parametrize(
     ("export", "said"), [("trap", b"unreachable"), ("spin", b"deadline"), ("missing", b"missing_export")]
 )
-def test_what_fails_is_1_and_said(run, function, export, said, more):
+def test_a_failing_call_exits_1_with_a_message(run, function, export, said, more):
     done = run("invoke", function, "--export", export, "--timeout", "0.5", *more, code=1)
     assert said in done.stderr
     assert done.stderr.startswith(b"error: ")

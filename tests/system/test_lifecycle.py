@@ -161,7 +161,7 @@ def test_an_address_that_is_taken_is_refused(start_server, tmp_path):
         ([], {"TENSOR_WASM_API_TRUSTED_XFCC_PROXIES": "everybody"}),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_not_tried_again(tmp_path, arguments, environment):
+def test_invalid_options_are_refused_without_a_retry(tmp_path, arguments, environment):
     found = run(
         "--data",
         str(tmp_path / "data"),

@@ -179,7 +179,7 @@ def test_how_it_ended_can_be_asked_for_later(server, client, function):
         ({"args": 1}, 400, "invalid_json"),
     ],
 )
-def test_what_fails_before_the_first_chunk_is_an_ordinary_error(client, function, body, status, kind):
+def test_a_failure_before_the_first_chunk_is_an_ordinary_error(client, function, body, status, kind):
     answer = client.post(f"/functions/{function}/invoke-stream", json=body, headers=EVENTS)
     assert (answer.status_code, answer.json()["error"]["kind"]) == (status, kind)
 

@@ -379,7 +379,7 @@ def test_a_worker_holds_as_many_requests_as_it_is_let():
         {"options": WorkerOptions(multiprocessors=0)},
     ],
 )
-def test_what_no_executor_can_do_is_refused(arguments):
+def test_options_that_no_executor_supports_are_refused(arguments):
     with pytest.raises(InvalidArgs):
         WorkerExecutor("emulator", **arguments).close()
 
@@ -397,7 +397,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced():
         assert call(executor, "add", 1, 2, tenant="ann").values == (3,)
 
 
-def test_what_had_been_written_before_the_fault_is_kept(puppets):
+def test_output_written_before_the_fault_is_kept(puppets):
     ask(puppets, "idle").result(SOON_S)
     held = hold(puppets)
     pid = worker_of(puppets, "ann").pid

@@ -63,7 +63,7 @@ def test_damaged_bytes_are_set_aside_reported_and_mended_by_putting_them_again(o
     assert store.resolve("t", "main") == digest
 
 
-def test_whatever_bit_is_flipped_no_wrong_byte_is_given_out():
+def test_a_flipped_bit_never_gives_a_wrong_byte():
     backend = MemoryBackend()
     store = ContentStore(backend)
     data = b"abcdefgh" * 64
@@ -121,7 +121,7 @@ def test_a_verification_finds_everything_and_changes_nothing(store):
     assert store.verify() == found
 
 
-def test_what_is_renewed_keeps_its_names_and_references(store):
+def test_a_renewed_artifact_keeps_its_names_and_references(store):
     parent = store.put("t", "snapshot", b"1:parent")
     child = store.put("t", "snapshot", b"1:child", [parent])
     module = store.put("t", "module", b"1:module")

@@ -160,7 +160,7 @@ def test_a_graph_of_a_hundred_launches_runs_all_of_them_each_time(gpu, loaded, w
     gpu.graphs.close_graph(graph)
 
 
-def test_what_other_threads_do_meanwhile_does_not_spoil_a_recording(gpu, loaded, word, stream):
+def test_work_of_other_threads_does_not_disturb_a_recording(gpu, loaded, word, stream):
     driver = load_driver()
     failed: list[Exception] = []
 

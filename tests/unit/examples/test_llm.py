@@ -146,7 +146,7 @@ def test_nothing_to_answer_is_an_error_of_the_protocol(model):
         ).map(lambda document: json.dumps(document).encode()),
     )
 )
-def test_whatever_it_is_given_it_emits_lines_of_json_or_nothing(model, data):
+def test_any_input_gives_lines_of_json_or_no_output(model, data):
     for line in b"".join(model.invoke("main", input=data).chunks).splitlines():
         assert isinstance(json.loads(line), dict)
 

@@ -71,7 +71,7 @@ def test_pinned_memory_is_a_line_of_its_own(ledger):
     assert not account.charged
 
 
-def test_what_is_committed_in_a_with_stays_charged(ledger):
+def test_a_committed_charge_stays(ledger):
     account = Accounts(ledger).register("a", 100)
     with account.reserve(60) as reservation:
         reservation.commit()
@@ -79,7 +79,7 @@ def test_what_is_committed_in_a_with_stays_charged(ledger):
     reservation.release()
 
 
-def test_what_is_not_committed_is_refunded_on_every_way_out(ledger):
+def test_an_uncommitted_charge_is_refunded_on_every_exit(ledger):
     account = Accounts(ledger).register("a", 100)
     with pytest.raises(ZeroDivisionError), account.reserve(60):
         raise ZeroDivisionError

@@ -101,7 +101,7 @@ def test_a_module_with_variables_is_loaded_for_each_and_parsed_once(shared, devi
     assert models[0] is models[1]
 
 
-def test_what_was_refused_is_refused_again(shared, device):
+def test_a_refused_text_is_refused_again(shared, device):
     with shared.open_session() as session:
         for _ in range(2):
             with pytest.raises(InvalidKernel):

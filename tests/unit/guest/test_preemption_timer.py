@@ -42,7 +42,7 @@ def test_the_timer_fires_between_half_a_slice_and_a_slice_after_each_set(engine,
             made.rest()
 
 
-def test_where_guests_are_rare_it_does_not_go_off(engine):
+def test_the_timer_does_not_fire_for_rare_guests(engine):
     made, calls = PreemptionTimer(engine.address, SLICE_NS), []
     made._set_time = lambda _timer, _flags, spec, _old: calls.append(spec._obj.first_ns)
     for now_ns in (10**12, 2 * 10**12, 2 * 10**12 + 1000, 2 * 10**12 + 2000):

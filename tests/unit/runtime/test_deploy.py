@@ -265,7 +265,7 @@ def test_a_compilation_goes_on_while_one_of_its_callers_waits(engine, config):
         ('(module (memory 60000) (func (export "main")))', ModuleMemoryTooLarge),
     ],
 )
-def test_what_the_preamble_shows_is_refused_before_anything_is_compiled(config, compiled, text, error):
+def test_a_module_refused_by_its_preamble_is_not_compiled(config, compiled, text, error):
     module = bytes(wat2wasm(text))
     with Runtime("emulator", slots=8) as runtime, closing(LocalExecutor(runtime)) as executor:
         with pytest.raises(error):
@@ -422,7 +422,7 @@ def test_without_a_way_to_map_files_they_are_copied(engine, config, compiled, mo
     assert compiled == [WASM]
 
 
-def test_what_does_not_fit_on_the_disk_is_compiled_each_time(engine, config, folder, compiled, monkeypatch):
+def test_a_module_that_does_not_fit_on_the_disk_is_compiled_each_time(engine, config, folder, compiled, monkeypatch):
     monkeypatch.setattr(CodeFolder, "put", lambda *_: 0)
     for _ in range(2):
         assert call(Deployer(config).deploy(engine, WASM, LIMITS, "a"), 1) == [2]
@@ -517,7 +517,7 @@ class TestRuntime:
             assert runtime.load(WASM).invoke("f", [1]).values == (2,)
 
 
-def test_what_is_kept_in_memory_is_bounded(engine, config, monkeypatch):
+def test_the_number_of_modules_kept_in_memory_is_bounded(engine, config, monkeypatch):
     monkeypatch.setattr("tensorwasm.runtime.deploy.deployer.KEPT_MODULES", 2)
     deployer = Deployer(config)
     for tenant in "abcabc":

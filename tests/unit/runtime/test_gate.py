@@ -196,7 +196,7 @@ def test_at_the_limit_a_guest_is_refused_and_goes_on(world, start, monkeypatch):
     gate.leave(sitter)
 
 
-def test_what_is_refused_for_another_reason_is_not_waited_for(world):
+def test_a_start_refused_for_another_reason_does_not_wait_at_the_gate(world):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     for start in ("launch", "launch_async"):

@@ -132,7 +132,7 @@ def test_a_short_guest_never_leaves_the_thread_and_creates_no_waiter(runtime, fu
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_a_guest_raises_is_raised_at_once(function):
+def test_an_error_of_a_short_guest_is_raised_at_once(function):
     with pytest.raises(InvokeTimeout):
         function.invoke_async("count", (1,), deadline=Deadline(0)).send(None)
     with pytest.raises(StopIteration) as left:

@@ -100,7 +100,7 @@ def test_an_instance_that_was_restored_goes_on_like_one_that_was_not(runtime, fu
 
 @given(first=programs(), second=programs())
 @settings(max_examples=40)
-def test_what_changed_since_an_earlier_state_makes_the_later_one_of_it(runtime, function, first, second):
+def test_a_state_and_its_changes_give_the_later_state(runtime, function, first, second):
     with function.open() as live:
         for export, args in first:
             outcome_of(live, export, args)
@@ -197,7 +197,7 @@ def test_an_instance_whose_call_was_ended_goes_on_once_it_is_resumed(slow):
         assert live.call("hello").stdout == b"hello"
 
 
-def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
+def test_state_that_only_the_engine_has_is_refused_by_name(runtime, slow, tmp_path):
     with slow.open(grants=[f"dir:{tmp_path}:ro"]) as live, pytest.raises(NotCapturable, match="folders"):
         runtime.snapshot(live)
     with slow.open(stdin=b"text") as live, pytest.raises(NotCapturable, match="standard input"):
@@ -253,7 +253,7 @@ def test_grants_are_those_of_both(runtime, function, slow, tmp_path):
 @pytest.mark.rule("4-memory")
 @given(marks=st.lists(st.integers(0, 100_000), min_size=1, max_size=10))
 @settings(max_examples=20)
-def test_what_a_restored_instance_wrote_the_next_one_does_not_see(runtime, function, marks):
+def test_a_restored_instance_does_not_see_writes_of_an_earlier_one(runtime, function, marks):
     with function.open() as live, runtime.snapshot(live) as snapshot:
         for _ in range(2):
             with runtime.restore(snapshot, function) as restored:
@@ -374,7 +374,7 @@ def held() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_neither_files_nor_mappings_are_gained(runtime, function):
+def test_restoring_gains_neither_files_nor_mappings(runtime, function):
     def cycle() -> None:
         with function.open() as live, runtime.snapshot(live) as snapshot:
             for growth in (0, 0, 1):

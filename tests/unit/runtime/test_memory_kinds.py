@@ -127,7 +127,7 @@ def test_other_guests_get_none(call, notes, options):
 @pytest.mark.parametrize(
     ("wat", "args"), [(BARE, (1,)), (STARTING, (1,)), (GUEST, ())], ids=["no memory", "a bad start", "bad arguments"]
 )
-def test_what_has_no_memory_or_never_begins_is_left_alone(call, notes, wat, args):
+def test_guests_without_memory_or_that_never_begin_ask_for_no_huge_pages(call, notes, wat, args):
     try:
         call("say", *args, wat=wat, **PINNED)
     except TensorWasmError:

@@ -100,7 +100,7 @@ def test_an_inline_call_initialises_too(runtime):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MODULES)
-def test_who_calls_it_by_name_gets_it_once(runtime, kind, way):
+def test_initialize_called_by_name_runs_once(runtime, kind, way):
     function = runtime.load(MODULES[kind], kind)
     assert way(function, "_initialize").values == ()
     with function.open() as live:

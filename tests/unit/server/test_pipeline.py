@@ -318,9 +318,7 @@ def test_a_bug_is_an_answer_that_says_nothing_and_a_line_in_the_log(served, capl
         (GuestTrap("engine detail"), 500, "the guest failed"),
     ],
 )
-def test_what_is_not_the_callers_business_stays_here_and_the_log_has_what_the_operator_needs(
-    served, caplog, error, status, message
-):
+def test_internal_details_are_logged_and_not_answered(served, caplog, error, status, message):
     def fail(call):
         raise error
 

@@ -36,7 +36,7 @@ def test_the_ratelimit_field_states_how_many_more_are_admitted_and_when(own, who
         assert not limiter.take("token", 7, *own, back_ns)
 
 
-def test_what_never_comes_back_and_what_is_not_limited():
+def test_the_fields_of_limits_that_never_refill_and_of_no_limits():
     assert limit_fields(RateLimiter(Buckets()).standing("token", 7, 0, 0)) == ()
     limiter = RateLimiter(Buckets())
     limiter.take("token", 7, 0, 3, 0)

@@ -23,7 +23,7 @@ def make_pair(stack, host="127.0.0.1"):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("said", [b"", b"G", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"])
-def test_who_says_too_little_is_ended(host, said):
+def test_a_connection_that_sends_too_little_is_closed(host, said):
     with ExitStack() as stack:
         client, server, port = make_pair(stack, host)
         client.sendall(said)

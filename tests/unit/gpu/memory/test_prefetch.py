@@ -102,7 +102,7 @@ def test_a_device_without_concurrent_access_is_not_asked(device):
     assert Prefetch(device).choose([(BASE, MEMORY.size_bytes)], MEMORY) == []
 
 
-def test_where_moving_has_no_effect_it_is_tried_once_and_logged_once(device, caplog):
+def test_prefetch_without_effect_is_tried_once_and_logged_once(device, caplog):
     prefetch._log_ineffective.cache_clear()
     device.prefetch = lambda *_, to_host: False
     with caplog.at_level(logging.INFO, prefetch.__name__):

@@ -171,7 +171,7 @@ def test_a_refusal_is_a_code_and_leaves_its_text(guest, name, error, code):
 
 @pytest.mark.parametrize("error", [InvokeTimeout("late"), DeviceLost("gone"), InternalError("bug")])
 @pytest.mark.parametrize("name", METHOD_OF)
-def test_what_is_not_the_guests_to_handle_ends_its_call(guest, name, error):
+def test_errors_that_a_guest_cannot_handle_end_its_call(guest, name, error):
     guest.session.refusals[METHOD_OF[name]] = error
     with pytest.raises(type(error)) as caught:
         guest(name, *PARAMS[name])

@@ -142,7 +142,7 @@ def test_without_a_folder_things_are_compiled_and_not_kept(tmp_path, use, caplog
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_what_was_compiled_is_found_again(tmp_path, use):
+def test_compiled_code_is_found_again(tmp_path, use):
     use(tmp_path)
     folder = compiled.open_cache()
     source = compiled.SOURCES["deadline-remaining-ms"]

@@ -37,7 +37,7 @@ async def find(accepted):
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_what_is_sent_reaches_the_client_of_that_address(family):
+def test_sent_bytes_reach_the_client_of_that_address(family):
     async def story():
         with ExitStack() as stack:
             ends = [connect(stack, family) for _ in range(20)]
