@@ -182,7 +182,7 @@ def test_a_path_that_no_file_can_have_is_the_callers_mistake_too(runtime, functi
         runtime.snapshot(live, name, keys=RING)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nobody says which files are open here")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd to list open files")
 @pytest.mark.parametrize("free", range(3))
 def test_running_out_of_files_is_reported_at_any_step_of_a_restore(runtime, function, folder, free):
     path = folder / "scarce.tws"

@@ -9,7 +9,7 @@ import pytest
 from tensorwasm.guest.native import loading
 from tensorwasm.runtime import Runtime
 
-pytestmark = pytest.mark.skipif(not loading.may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not loading.may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 ADD = (Path(__file__).parents[3] / "bench/guests/add.wasm").read_bytes()
 
 

@@ -25,7 +25,7 @@ from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke import dispatch
 from tensorwasm.values import NEVER, Deadline, Limits
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 PTX = ".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry nothing() { ret; }\\n"

@@ -28,7 +28,7 @@ from tensorwasm.runtime.invoke.deployed_module import SMALL_BYTES, is_interrupti
 from tensorwasm.runtime.invoke.inline import REST, SliceBudget
 from tensorwasm.values import Deadline, Limits
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 GUEST = """(module

@@ -297,7 +297,7 @@ def test_a_call_of_a_snapshot_is_the_first_call_of_what_is_restored_from_it(runt
 @pytest.mark.parametrize("code", ["any", "compiled"])
 def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, function, code):
     if code == "compiled" and not load_entries():
-        pytest.skip("there is no compiled code here")
+        pytest.skip("NO COMPILED CODE: it needs Linux and Numba")
     assert code == "any" or load_oneshot() is not None
     with function.open() as live:
         live.call("set-i32", (1000,))

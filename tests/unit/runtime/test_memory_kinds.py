@@ -37,7 +37,7 @@ BARE = '(module (func (export "say") (param i32)))'
 STARTING = '(module (memory (export "memory") 1) (func unreachable) (start 0) (func (export "say") (param i32)))'
 PINNED = {"grants": ["cuda"], "memory_kind": "pinned"}
 
-fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 
 def test_a_guests_memory_is_not_managed_where_cpu_and_gpu_must_not_touch_that_at_once():

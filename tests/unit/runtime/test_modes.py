@@ -99,7 +99,7 @@ MODES = [
 @pytest.fixture(params=MODES, ids=lambda mode: mode.name)
 def mode(request):
     if request.param.run is not invoke and not may_have_fibers():
-        pytest.skip("there are no fibers here")
+        pytest.skip("NO FIBERS: they need Linux and Numba")
     return request.param
 
 

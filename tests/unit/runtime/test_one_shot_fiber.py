@@ -22,7 +22,7 @@ from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.runtime.invoke.one_shot import MAX_IDLE, FiberPlan
 from tensorwasm.values import Deadline
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 WAT = """(module

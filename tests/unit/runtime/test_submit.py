@@ -46,7 +46,7 @@ WORK = """(module
   (memory (export "memory") 1)
   (func (export "main") (result i32) (drop (call $alloc (i32.const 64) (i32.const 0))) (call $sync)))"""
 
-fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 
 @pytest.fixture(params=[pytest.param("fibers", marks=fibers_only), "threads"])

@@ -8,7 +8,9 @@ import pytest
 
 from tensorwasm.server.silence import FIRST_BYTES, end_silent
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say which connections are silent")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="LINUX ONLY: silent connections are found through its socket diagnosis"
+)
 
 
 def make_pair(stack, host="127.0.0.1"):
