@@ -1,4 +1,4 @@
-"""What every way to run a guest does alike: pooled sandboxes with a GPU and without, without compiled code, fibers, ...
+"""What every way to run a guest does alike: pooled sandboxes, without compiled code, with a GPU, as fibers, on a loop.
 
 What one way alone does is tested in `test_one_shot`, `test_one_shot_fiber`, `test_submit` and `test_invoke_async`.
 """
@@ -96,22 +96,24 @@ MODES = [
 ]
 
 
-@pytest.fixture(params=MODES, ids=lambda mode: mode.name)
+@pytest.fixture(scope="module", params=MODES, ids=lambda mode: mode.name)
 def mode(request):
     if request.param.run is not invoke and not may_have_fibers():
         pytest.skip("NO FIBERS: they need Linux and Numba")
     return request.param
 
 
-@pytest.fixture
-def runtime(mode, monkeypatch):
+@pytest.fixture(scope="module")
+def runtime(mode):
+    """One runtime for each mode; a test has a function of its own."""
     changed = dataclasses.replace(settings.current(), native="on" if mode.compiled else "off")
-    monkeypatch.setattr(settings, "current", lambda: changed)
-    if not mode.compiled:
-        monkeypatch.setattr(oneshot, "load_oneshot", lambda: None)
-    with Runtime("emulator") as runtime:
-        runtime.load(bytes(wat2wasm(WAT))).invoke("nothing", **GPU)  # compiled code is loaded from now on
-        yield runtime
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "current", lambda: changed)
+        if not mode.compiled:
+            patch.setattr(oneshot, "load_oneshot", lambda: None)
+        with Runtime("emulator") as runtime:
+            runtime.load(bytes(wat2wasm(WAT))).invoke("nothing", **GPU)  # compiled code is loaded from now on
+            yield runtime
 
 
 @pytest.fixture
