@@ -34,7 +34,7 @@ def strings(module):
 def _linker(compiled):
     entries = load_entries() if compiled else {}
     if compiled and not entries:
-        pytest.skip("there are no compiled host functions here")
+        pytest.skip("NO COMPILED HOST FUNCTIONS: they need Linux and Numba")
     return Linker(Engine.shared(), host_functions(), native=entries)
 
 

@@ -140,7 +140,7 @@ def test_a_host_function_is_called_once_when_the_work_has_ended(compiled, by):
     assert calls == [(12345, 4)]
 
 
-def test_each_of_many_notices_comes_once_even_if_somebody_else_waits_too(compiled):
+def test_each_of_many_notices_arrives_once_even_with_a_second_waiter(compiled):
     calls, count = [], 40
     block, _ = compiled.rig.host()
     address = compiled.rig.words(1)

@@ -146,7 +146,7 @@ def test_memory_that_was_used_before_is_zero_again(device, memory, stream):
         device.free(address)
 
 
-def test_what_is_written_is_read_at_any_offset(device, memory, stream):
+def test_written_bytes_are_read_back_at_any_offset(device, memory, stream):
     address = memory(1000)
     device.write(address + 3, memoryview(b"some bytes"), stream)
     device.write(address + 999, b"!", stream)

@@ -119,7 +119,7 @@ def test_an_event_that_is_recorded_anew_marks_the_new_place(puppet, work):
     assert puppet.stream_query(second) == 0
 
 
-def test_what_waits_for_an_event_goes_on_waiting_when_it_is_recorded_anew_or_destroyed(puppet, work):
+def test_waiters_keep_waiting_when_their_event_is_recorded_again_or_destroyed(puppet, work):
     first, second, event = puppet.stream_create(), puppet.stream_create(), puppet.event_create()
     work.word = 1
     assert work.nap(ENOUGH_S, first) == 0

@@ -234,7 +234,7 @@ def test_each_stream_records_for_itself(device, rig):
     assert rig.look(address, 2) == [mixed(5, 5, 3), mixed(7, 7, 5)]
 
 
-def test_what_is_given_to_other_streams_during_a_capture_runs(device, rig):
+def test_work_of_other_streams_runs_during_a_capture(device, rig):
     recording, running, address = rig.stream(), rig.stream(), rig.words(1)
     device.graphs.begin_capture(recording)
     rig.mix(running, address, address, 1)

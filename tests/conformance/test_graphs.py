@@ -171,7 +171,7 @@ def test_memory_that_grows_while_a_stream_records_is_not_reached_yet(puppet, wor
 # ------------------------------------------------------------------------------------------------- while recording
 
 
-def test_what_is_not_allowed_while_a_stream_records_leaves_the_recording_as_it_was(puppet, work, stream):
+def test_a_refused_operation_leaves_the_recording_unchanged(puppet, work, stream):
     handle, event = work.buffer(bytes(4)), puppet.event_create()
     with recorded(puppet, stream) as done:
         assert work.affine(0, 1, stream) == 0

@@ -59,7 +59,7 @@ def test_the_export_run_counts_mismatches(guest, name):
     assert result.values == (0,)
 
 
-def test_what_a_guest_does_unasked(runtime):
+def test_the_vector_add_example_verifies_its_result(runtime):
     result = runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm").invoke(grants={"cuda"})
     assert result.stdout == b"vector_add: 65536 elements, verified, max error 0\n"
 

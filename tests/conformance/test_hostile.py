@@ -214,7 +214,7 @@ def test_plain_heap_memory_as_a_kernel_argument_never_reaches_the_device(puppet,
 
 @pytest.mark.hardware("BUG-pointer")
 @pytest.mark.rule("5-owned")
-def test_another_guests_memory_and_buffers_are_nobodys(device, puppet, kernel):
+def test_memory_and_buffers_of_another_guest_are_out_of_reach(device, puppet, kernel):
     with Puppet(device) as victim:
         theirs = victim.load(VECTOR_ADD, b"vector_add")
         assert works(victim, theirs)

@@ -127,7 +127,7 @@ def test_the_emulator_confines_kernels_to_the_memory_as_it_is_now_and_hardware_t
         assert spray(device, memory, 2 * WASM_PAGE_BYTES, 1024) is not confined
 
 
-def test_a_guest_finds_zeros_in_new_memory_and_where_it_grew_whoever_was_there_before(device):
+def test_new_and_grown_memory_is_zero_whichever_guest_used_it_before(device):
     with Runtime(device.info.kind, limits=Limits(memory_bytes=32 * WASM_PAGE_BYTES)) as runtime:
         guest = runtime.load(LOOKS)
         for _ in range(4):

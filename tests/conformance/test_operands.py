@@ -146,7 +146,7 @@ def test_mov_packs_bytes(launcher, random):
     assert_array_equal(third, data[1])
 
 
-def test_a_sink_takes_what_nobody_wants(launcher, random):
+def test_a_sink_operand_discards_a_result(launcher, random):
     data = random_bits(random, "b32", LANES)
     body = """
         setp.lt.and.u32 %d0|_, %a0, 0x80000000, %p9;

@@ -58,7 +58,7 @@ def test_threads_print_in_their_order():
     assert run("hello", 40, grid=2) == (expected.encode(), False)
 
 
-def test_what_is_kept_is_bounded_and_says_so():
+def test_kept_kernel_output_is_bounded_and_marked_as_cut():
     text, cut = run("endless_talk", 32)
     assert len(text) == MAX_KERNEL_OUTPUT_BYTES
     assert cut
@@ -102,7 +102,7 @@ def test_a_guest_has_it_on_its_standard_output(runtime):
         assert result.stderr == b""
 
 
-def test_a_guest_is_told_that_it_was_cut(runtime):
+def test_a_guest_learns_that_kernel_output_was_cut(runtime):
     result = runtime.load(guest("endless_talk")).invoke("talk", [32], grants={"cuda"})
     assert len(result.stdout) == MAX_KERNEL_OUTPUT_BYTES
     assert result.stderr == b"tensor-wasm: kernels printed more than 1048576 bytes; the rest is lost\n"

@@ -18,7 +18,7 @@ def run(launcher, kernel, sources=(), lanes=LANES, before=(), target="sm_70"):
     return launcher.run_lanes(kernel, list(sources), lanes=lanes, text=module([*before, kernel], target))
 
 
-def test_where_a_thread_is(launcher):
+def test_special_registers_give_the_position_of_a_thread(launcher):
     names = [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
     stores = "\n".join(f"mov.u32 %r0, {name}; st.global.u32 [%rd0+{4 * i}], %r0;" for i, name in enumerate(names))
     block, grid = (4, 3, 2), (3, 2, 2)

@@ -136,7 +136,7 @@ def test_pages_that_are_zero_or_as_in_the_parent_are_not_kept(device):
     assert [contents(buffer) for buffer in flattened(added, parent).buffers] == list(map(contents, whole.buffers))
 
 
-def test_restored_memory_holds_nothing_of_anybody_else(device):
+def test_restored_memory_holds_nothing_of_other_guests(device):
     size = 3 * PAGE_BYTES
     with Session(device) as session:
         for _ in range(4):
@@ -173,7 +173,7 @@ def test_a_table_that_is_only_looked_up_is_there_again(device, compiled):
             assert work.contents(handle, 4) == struct.pack("<I", value)
 
 
-def test_what_cannot_be_saved_is_refused_by_name_and_goes_on(device, compiled):
+def test_a_session_that_cannot_be_saved_is_refused_by_name_and_continues(device, compiled):
     with Puppet(device, compiled=compiled) as puppet:
         assert puppet.graph_begin(0) == 0
         with pytest.raises(NotCapturable, match="stream 0 records"):

@@ -291,7 +291,7 @@ def test_memory_of_every_kind_comes_back_in_every_other(runtime, function, memor
 
 
 @pytest.mark.rule("7-charged", "7-grants", "7-tenant")
-def test_what_was_held_is_charged_to_whoever_restores_it(runtime, function):
+def test_restored_memory_is_charged_to_the_tenant_that_restores(runtime, function):
     runtime.accounts.register("poor", 100_000)
     with function.open(grants=["cuda"]) as live:
         Player(live).alloc(300_000)

@@ -17,8 +17,7 @@ from tensorwasm.gpu.opening import open_device
 
 @pytest.fixture(scope="module")
 def kept():
-    if not FILE.exists():
-        pytest.skip(f"{FILE.name} is not there: no card has answered (tools/straight_lines.py --keep)")
+    assert FILE.exists(), f"{FILE.name} is committed; tools/straight_lines.py --keep writes it on a GPU"
     return Kept.read()
 
 

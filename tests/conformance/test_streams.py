@@ -164,7 +164,7 @@ def test_work_left_behind_is_ended_with_its_instance(device, compiled):
         assert work.word == 3
 
 
-def test_what_another_guest_opened_is_nobodys(device, puppet, work, compiled):
+def test_handles_of_another_guest_are_unknown(device, puppet, work, compiled):
     with Puppet(device, compiled=compiled) as victim:
         theirs = Work(victim)
         assert theirs.affine_kernel > 0
@@ -450,7 +450,7 @@ def test_unloading_makes_room_for_another_kernel(puppet):
 
 
 @pytest.mark.parametrize("name", ["stream_sync", "stream_destroy", "sync", "event_sync"])
-def test_a_fault_is_told_by_whoever_waits_and_is_the_end(emulated, name):
+def test_every_function_that_waits_reports_a_fault_and_the_session_is_lost(emulated, name):
     puppet = emulated.puppet
     stream, event = puppet.stream_create(), puppet.event_create()
     assert emulated.stray(stream) == 0
@@ -463,7 +463,7 @@ def test_a_fault_is_told_by_whoever_waits_and_is_the_end(emulated, name):
             assert getattr(puppet, other)(*(1 for _ in function.params)) == -7, other
 
 
-def test_a_fault_is_told_by_whoever_asks(emulated):
+def test_every_function_that_queries_reports_a_fault(emulated):
     puppet, stream = emulated.puppet, emulated.puppet.stream_create()
     assert emulated.stray(stream) == 0
     ends = time.monotonic() + 20
@@ -473,7 +473,7 @@ def test_a_fault_is_told_by_whoever_asks(emulated):
     assert puppet.sync() == -7
 
 
-def test_a_fault_is_told_by_what_releases(emulated):
+def test_free_reports_a_fault(emulated):
     puppet, handle = emulated.puppet, emulated.buffer(bytes(4))
     kernel = puppet.load(ASTRAY, b"astray")
     assert puppet.begin(kernel, encode_argv([BufferOffset(handle, 0)])) == 0

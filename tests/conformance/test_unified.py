@@ -153,7 +153,7 @@ def test_a_part_is_cleared_and_nothing_beside_it(device, kind):
         assert contents(buffer) == b"\xff" * 100 + bytes(333) + b"\xff" * 567
 
 
-def test_what_a_device_holds_for_buffers_it_has_back_after_them(device, kind):
+def test_closing_a_buffer_returns_all_its_device_memory(device, kind):
     account = Accounts(MemoryLedger()).register("tenant", 64 * MIB, 64 * MIB)
     before = device.statistics()
     with UnifiedBuffer.allocate(device, MIB, kind, account=account):

@@ -83,7 +83,7 @@ def test_a_call_comes_once_and_not_before_the_work_is_over(device):
     assert bell.rung == [2]
 
 
-def test_an_event_is_told_whatever_comes_behind_it_in_its_stream(device):
+def test_an_event_completes_whatever_is_queued_behind_it_in_its_stream(device):
     """A kernel comes behind it, and not a gate: a driver makes its calls one after the other."""
     bell = Bell()
     with Session(device) as session, Rig(device) as rig:

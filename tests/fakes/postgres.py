@@ -14,7 +14,7 @@ from pathlib import Path
 
 PASSWORD = "hunter2 of the tests"
 USER = "tester"
-SETTINGS = ("listen_addresses=", "fsync=off", "shared_buffers=8MB", "max_connections=40", "deadlock_timeout=50ms")
+SETTINGS = ("listen_addresses=", "fsync=off", "shared_buffers=8MB", "max_connections=80", "deadlock_timeout=50ms")
 
 
 def missing():
@@ -30,7 +30,7 @@ def find(name):
 
 
 class Server:
-    """One server; `url` leads to its database."""
+    """One server; `url` leads to its first database."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -40,6 +40,7 @@ class Server:
         else:
             os.chown(folder, pwd.getpwnam("nobody").pw_uid, -1)
         self._process = self._drain = None
+        self._created = 0
         secret = folder / "secret"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
@@ -47,9 +48,9 @@ class Server:
         command += [f"--pwfile={secret}", "--encoding=UTF8", "--locale=C"]
         subprocess.run(command, check=True, capture_output=True, cwd="/", **self._account)
 
-    def url(self, *, password=PASSWORD):
+    def url(self, *, password=PASSWORD, name="postgres"):
         quoted = password.replace(" ", "%20")
-        return f"postgresql://{USER}:{quoted}@/postgres?host={self.folder}"
+        return f"postgresql://{USER}:{quoted}@/{name}?host={self.folder}"
 
     def start(self):
         command = [find("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder)]
@@ -76,14 +77,24 @@ class Server:
             self._process = None
 
     def empty(self):
-        """Take everything out of its database, which nobody else may have open, and return its URL."""
+        """Take everything out of the first database, which must not be open elsewhere, and return its URL."""
+        self._execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+        return self.url()
+
+    def create(self):
+        """Create another database, and return its URL."""
+        self._created += 1
+        name = f"created{self._created}"
+        self._execute(f"CREATE DATABASE {name}")
+        return self.url(name=name)
+
+    def _execute(self, *commands):
         import psycopg  # noqa: PLC0415 - an extra
 
         address = {"host": str(self.folder), "user": USER, "password": PASSWORD, "dbname": "postgres"}
-        with psycopg.connect(**address) as connection:
-            connection.execute("DROP SCHEMA public CASCADE")
-            connection.execute("CREATE SCHEMA public")
-        return self.url()
+        with psycopg.connect(**address, autocommit=True) as connection:
+            for command in commands:
+                connection.execute(command)
 
 
 @contextmanager

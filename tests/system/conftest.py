@@ -1,4 +1,4 @@
-"""Real servers for whoever asks."""
+"""Real servers in processes of their own."""
 
 import pytest
 
@@ -15,9 +15,9 @@ def start_server(tmp_path):
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """One server for all tests of a module: they must not depend on what is in it."""
+    """One server for all tests: they must not depend on what is in it."""
     with running_server(tmp_path_factory.mktemp("server") / "data") as running:
         yield running
 
@@ -34,6 +34,6 @@ def start_module_server(tmp_path_factory):
 
 @pytest.fixture
 def client(server):
-    """A client of the module's server, with the administrator's token."""
+    """A client of the shared server, with the administrator's token."""
     with server.client() as client:
         yield client

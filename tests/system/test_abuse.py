@@ -113,7 +113,7 @@ def test_a_path_that_is_no_route_s_is_not_found(server, path):
 
 
 @pytest.mark.parametrize("name", [b"%", b"%zz", b"%252f", b"a@..", b"ID@9999999999999999999999", b"'%20OR%201=1--"])
-def test_a_name_that_is_nobody_s_is_not_found(server, function, name):
+def test_an_unknown_function_id_is_not_found(server, function, name):
     name = name.replace(b"ID", function)
     heard = talk(server, head(server, b"GET", b"/functions/" + name, CLOSE))
     assert answer_of(heard) == (404, "not_found")
@@ -160,7 +160,7 @@ def test_a_field_that_is_none_is_refused(server, field):
 @pytest.mark.parametrize(
     "said", [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 9 + b"?\r\n\r\n"]
 )
-def test_what_is_no_http_is_refused(server, said):
+def test_bytes_that_are_not_http_are_refused(server, said):
     assert statuses(talk(server, said)) == [400]
 
 
@@ -262,7 +262,7 @@ def test_json_that_is_nested_too_deeply_or_none_is_refused(server, function, bod
 
 
 @pytest.mark.parametrize("size_bytes", [100, 200_000])
-def test_a_client_that_sends_a_byte_a_second_is_told_that_it_is_late(server, function, size_bytes):
+def test_a_client_that_sends_a_byte_a_second_gets_408(server, function, size_bytes):
     """One that sends slowly enough never pauses for long: only the whole body's time counts."""
     said = head(server, b"POST", b"/functions/" + function + b"/invoke", JSON, length(size_bytes))
     begun_s, pausing = time.monotonic(), threading.Event()
@@ -283,7 +283,7 @@ def test_a_client_that_sends_a_byte_a_second_is_told_that_it_is_late(server, fun
     assert TIMEOUT_S <= took_s < TIMEOUT_S + 10
 
 
-def test_a_client_that_asks_first_is_told_before_it_sends(server, function):
+def test_a_client_that_expects_100_continue_is_answered_before_it_sends(server, function):
     path, ask = b"/functions/" + function + b"/invoke", b"Expect: 100-continue"
     body = b'{"export": "add", "args": [2, 3]}'
     with connect(server) as connection:
@@ -330,7 +330,7 @@ def test_clients_that_hang_up_leave_nothing_running(server, guest, export, route
         until(lambda: is_idle(client))
 
 
-def test_a_client_that_does_not_read_holds_its_guest_and_nobody_else(server, guest):
+def test_a_client_that_does_not_read_delays_only_its_own_guest(server, guest):
     """A guest that emits without end waits for its client; what waits is bounded, and goes when the client does."""
     body = b'{"export": "count", "args": [1073741824]}'
     path = b"/functions/" + guest + b"/invoke-stream"

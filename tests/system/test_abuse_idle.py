@@ -35,7 +35,7 @@ def connections():
 
 
 @pytest.mark.filterwarnings("default:this machine allows")
-def test_idle_connections_slow_nobody_and_cost_little(tmp_path, connections):
+def test_idle_connections_delay_no_client_and_use_little_memory(tmp_path, connections):
     environment = {"TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000"}
     with (
         running_server(tmp_path / "data", environment=environment) as server,

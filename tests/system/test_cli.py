@@ -137,7 +137,7 @@ def test_a_missing_file_is_said_plainly(tmp_path):
     ],
     ids=["loop", "start", "grow"],
 )
-def test_what_never_ends_is_ended_at_the_deadline(module, text):
+def test_an_endless_guest_is_ended_at_the_deadline(module, text):
     done = run("run", module(text), "--timeout", "2")
     assert done.returncode == InvokeTimeout.exit_code
     assert b"invoke_timeout" in done.stderr

@@ -101,7 +101,7 @@ def test_streams_have_no_limit(start, tmp_path, from_file):
     assert (process.returncode, len(out), out == data, err) == (0, len(data), True, b"")
 
 
-def test_what_a_guest_does_not_read_stays_for_the_next_program(tmp_path):
+def test_input_that_a_guest_does_not_read_stays_for_the_next_program(tmp_path):
     path = tmp_path / "module.wasm"
     path.write_bytes(wat2wasm(PRINTS))
     shell = f'"{sys.executable}" -m tensorwasm.cli run "{path}"; cat'

@@ -73,7 +73,7 @@ def test_invoke_writes_what_the_guest_sent_whole_or_as_it_comes(run, function):
 @pytest.mark.parametrize(
     ("export", "said"), [("trap", b"unreachable"), ("spin", b"deadline"), ("missing", b"missing_export")]
 )
-def test_what_fails_is_1_and_said(run, function, export, said, more):
+def test_a_failing_call_exits_1_with_a_message(run, function, export, said, more):
     done = run("invoke", function, "--export", export, "--timeout", "0.5", *more, code=1)
     assert said in done.stderr
     assert done.stderr.startswith(b"error: ")
@@ -150,7 +150,7 @@ def test_metrics_are_shown_once_and_again_and_again(run):
     assert json.loads(looks[1])["requests_per_s"] > 0
 
 
-def test_who_says_nothing_is_told_what_is_missing(run):
+def test_a_command_without_a_token_names_the_missing_variable(run):
     assert b"TENSOR_WASM_TOKEN is not set" in run("functions", "list", code=1, TENSOR_WASM_TOKEN="").stderr
 
 

@@ -108,7 +108,7 @@ def test_a_deploy_goes_on_while_another_client_waits_for_the_same(server):
     assert has_ended(compiler)
 
 
-def test_what_cannot_be_linked_is_refused_before_it_is_compiled(server):
+def test_a_module_that_cannot_be_linked_is_not_compiled(server):
     module = endless().replace(
         b"\x01\x06\x01\x60\x01\x7f\x01\x7f\x03", b"\x01\x06\x01\x60\x01\x7f\x01\x7f\x02\x09\x01\x03env\x01f\x00\x00\x03"
     )

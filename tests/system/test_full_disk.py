@@ -97,7 +97,7 @@ def test_a_server_on_a_full_disk_says_so_and_starts_there_too(disk):
         assert server.stop() == 0
 
 
-def test_a_server_that_waits_for_room_can_be_told_to_stop(disk):
+def test_a_server_that_waits_for_disk_space_can_be_stopped(disk):
     fill(disk)
     with running_server(disk / "data", environment=ENVIRONMENT, token="tw_none") as server, server.client() as client:
         assert readiness(client) == "storage_full"

@@ -98,7 +98,7 @@ def test_a_chunked_body_is_counted_while_it_comes(start_server):
 
 
 @pytest.mark.parametrize("length", [100, 1 << 20])
-def test_a_client_that_sends_a_byte_now_and_then_is_told_to_hurry(start_server, length):
+def test_a_client_that_sends_too_slowly_gets_408(start_server, length):
     with start_server(environment={"TENSOR_WASM_API_REQUEST_TIMEOUT": "1"}) as server, Raw(server) as raw:
         raw.head(server, "POST", "/functions", f"Content-Length: {length}", "Content-Type: application/json")
         began_s = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_told_to_hurry(start_server, 
             call(client, deploy(client))
 
 
-def test_slow_clients_and_idle_connections_slow_nobody(server, client, function):
+def test_slow_clients_and_idle_connections_delay_no_other_client(server, client, function):
     slow = [Raw(server) for _ in range(300)]
     try:
         for each in slow[:150]:

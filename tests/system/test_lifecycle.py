@@ -42,7 +42,7 @@ def is_gone(process):
         return True
 
 
-def test_what_runs_ends_before_a_server_that_is_told_to_stop(start_server):
+def test_running_calls_end_before_a_stopping_server(start_server):
     with start_server() as server, server.client() as client:
         spin = deploy(client, SPIN)
         found = []
@@ -102,7 +102,7 @@ def test_a_server_that_is_killed_comes_again_with_all_it_had(start_server):
                 assert called.json()["result"] == [5]
 
 
-def test_a_server_that_is_told_that_its_audit_log_was_moved_goes_on_in_a_new_one(start_server):
+def test_after_a_signal_the_audit_log_goes_on_in_a_new_file(start_server):
     with start_server() as server, server.client() as client:
         deploy(client)
         serving = server.child()
@@ -161,7 +161,7 @@ def test_an_address_that_is_taken_is_refused(start_server, tmp_path):
         ([], {"TENSOR_WASM_API_TRUSTED_XFCC_PROXIES": "everybody"}),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_not_tried_again(tmp_path, arguments, environment):
+def test_invalid_options_are_refused_without_a_retry(tmp_path, arguments, environment):
     found = run(
         "--data",
         str(tmp_path / "data"),

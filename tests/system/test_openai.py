@@ -99,7 +99,7 @@ def test_models_are_functions_that_say_so(ai, functions, server, client):
 
 
 @pytest.mark.parametrize("name", ["absent", "plain@absent", "plain@9", "", "../plain"])
-def test_an_unknown_model_is_told_as_openai_tells_it(ai, name):
+def test_an_unknown_model_is_answered_as_openai_answers(ai, name):
     with pytest.raises(openai.NotFoundError) as raised:
         chat(ai, name)
     assert raised.value.code == "model_not_found"
@@ -255,7 +255,7 @@ def test_a_response_that_fails_on_its_way_says_so(ai):
         {"max_output_tokens": 0},
     ],
 )
-def test_what_no_response_can_be_is_refused_by_name(ai, asked):
+def test_parameters_without_support_are_refused_by_name(ai, asked):
     with pytest.raises(openai.BadRequestError):
         ai.responses.create(**{"model": "plain", "input": "x", **asked})
 
@@ -324,7 +324,7 @@ def test_a_client_that_leaves_ends_the_guest(ai, client):
 @pytest.mark.parametrize(
     "part", [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}, {"type": "input_audio", "input_audio": {}}]
 )
-def test_what_is_no_text_is_refused_and_not_dropped(ai, part):
+def test_content_that_is_not_text_is_refused_and_not_dropped(ai, part):
     with pytest.raises(openai.BadRequestError, match=part["type"]):
         chat(ai, "plain", messages=[{"role": "user", "content": [{"type": "text", "text": "look"}, part]}])
 

@@ -32,7 +32,7 @@ def test_constructors_of_a_reactor_run_in_calls_jobs_and_sessions(client):
     assert client.delete(f"/sessions/{session}").status_code == 204
 
 
-def test_it_stops_when_told_and_starts_with_what_it_had(start_server):
+def test_a_service_stops_on_a_signal_and_keeps_its_state_over_a_restart(start_server):
     with start_server() as server:
         token = server.token
         with server.client() as client:

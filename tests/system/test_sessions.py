@@ -75,7 +75,7 @@ def test_a_session_from_beginning_to_end(client, function):
         assert kind(answer) == (404, "not_found")
 
 
-def test_what_a_guest_does_is_its_caller_s_to_know(client, function):
+def test_the_error_of_a_guest_reaches_its_caller(client, function):
     session = begin(client, function)
     assert kind(client.post(f"/sessions/{session}/invoke", json={"export": "trap"})) == (500, "wasmtime")
     spin = client.post(f"/sessions/{session}/invoke", json={"export": "spin", "deadline_ms": 50})
@@ -230,7 +230,7 @@ def test_kernels_are_published_listed_and_fetched(client):
     assert kind(client.post("/kernels", json=body)) == (403, "bad_signature")
 
 
-def test_what_was_saved_outlasts_a_server_that_is_killed(start_server):
+def test_saved_sessions_survive_a_killed_server(start_server):
     with start_server() as server, server.client(headers=MINE) as client:
         function = client.post("/functions", json={"name": "counter", "wasm_b64": MODULE}).json()["id"]
         durable, forgetful, fresh = (begin(client, function) for _ in range(3))

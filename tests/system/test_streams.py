@@ -127,7 +127,7 @@ def test_raw_bytes_come_verbatim_and_a_trailer_says_how_it_ended(server, client,
     assert trailers == [(b"x-tensorwasm-outcome", b"done")]
 
 
-def test_a_failure_cuts_off_whoever_reads_no_trailers(server, function):
+def test_a_failure_cuts_off_a_client_that_reads_no_trailers(server, function):
     with request(server, function, ask("fail", 4, given=b"12345678")) as sock:
         came = read_all(sock)
     assert came.endswith(b"4\r\n1234\r\n4\r\n5678\r\n")
@@ -147,7 +147,7 @@ def test_ordinary_clients_see_that(server, client, function):
     assert curl.returncode == 18  # a partial file
 
 
-def test_a_failure_is_in_the_trailers_of_whoever_reads_them(server, function):
+def test_a_failure_is_in_the_trailers_of_a_client_that_reads_them(server, function):
     with request(server, function, ask("fail", 4, given=b"12345678"), TE="trailers") as sock:
         status, body, trailers = parse(read_all(sock))
     assert (status, body) == (200, b"12345678")
@@ -179,7 +179,7 @@ def test_how_it_ended_can_be_asked_for_later(server, client, function):
         ({"args": 1}, 400, "invalid_json"),
     ],
 )
-def test_what_fails_before_the_first_chunk_is_an_ordinary_error(client, function, body, status, kind):
+def test_a_failure_before_the_first_chunk_is_an_ordinary_error(client, function, body, status, kind):
     answer = client.post(f"/functions/{function}/invoke-stream", json=body, headers=EVENTS)
     assert (answer.status_code, answer.json()["error"]["kind"]) == (status, kind)
 
@@ -202,7 +202,7 @@ def test_a_client_that_leaves_ends_its_guest(server, client, function, export):
     until(lambda: client.get(f"/streams/{name}").json()["reason"] == "client_gone")
 
 
-def test_a_slow_client_makes_its_own_guest_wait_and_nobody_else(server, client, function):
+def test_a_slow_client_delays_only_its_own_guest(server, client, function):
     before = memory_bytes(server)
     with request(server, function, {"export": "flood"}) as sock:
         assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -289,7 +289,7 @@ def test_a_flood_waits_for_a_client_that_reads_later(talk):
     ("headers", "origin", "status"),
     [({}, None, 401), ({"Authorization": "Bearer no"}, None, 401), (None, "http://elsewhere.example", 403)],
 )
-def test_who_may_not_open_a_socket_is_told_so(server, function, headers, origin, status):
+def test_a_refused_socket_is_answered_with_the_error(server, function, headers, origin, status):
     given = server.headers if headers is None else headers
     with pytest.raises(websockets.exceptions.InvalidStatus) as raised:
         connect(address(server, function), additional_headers=given, origin=origin)

@@ -28,21 +28,35 @@ def database():
         yield server
 
 
-@pytest.fixture
-def two(database, tmp_path):
-    """Two servers that share a database, a store and a key, with a client each."""
+@contextlib.contextmanager
+def running_pair(database, folder):
+    """Run two servers that share a new database, a store and a key, with a client each."""
     environment = {
-        "TENSOR_WASM_DATABASE": database.empty(),
-        "TENSOR_WASM_ARTIFACTS": str(tmp_path / "artifacts"),
+        "TENSOR_WASM_DATABASE": database.create(),
+        "TENSOR_WASM_ARTIFACTS": str(folder / "artifacts"),
         "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY": "5e" * 32,
         "TENSOR_WASM_API_SESSION_LEASE": str(LEASE_S),
     }
     with ExitStack() as stack:
-        first = stack.enter_context(running_server(tmp_path / "first", environment=environment))
+        first = stack.enter_context(running_server(folder / "first", environment=environment))
         more = environment | {"TENSOR_WASM_API_SERVER_NAME": "second"}
-        second = stack.enter_context(running_server(tmp_path / "second", environment=more, token=first.token))
+        second = stack.enter_context(running_server(folder / "second", environment=more, token=first.token))
         clients = [stack.enter_context(server.client(headers=MINE)) for server in (first, second)]
         yield (first, clients[0]), (second, clients[1])
+
+
+@pytest.fixture(scope="module")
+def pair(database, tmp_path_factory):
+    """Two servers for all tests after which both serve again."""
+    with running_pair(database, tmp_path_factory.mktemp("pair")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def own_pair(database, tmp_path):
+    """Two servers for a test that ends one of them."""
+    with running_pair(database, tmp_path) as pair:
+        yield pair
 
 
 def count(client, session, *, durable=True):
@@ -79,8 +93,8 @@ def until_counted(client, session, within_s=20.0):
     raise AssertionError("the session was not taken over")
 
 
-def test_durable_calls_of_one_session_through_both_servers_are_all_kept(two):
-    (_, mine), (_, other) = two
+def test_durable_calls_of_one_session_through_both_servers_are_all_kept(pair):
+    (_, mine), (_, other) = pair
     session = begin(mine)
 
     def calls(client):
@@ -93,8 +107,8 @@ def test_durable_calls_of_one_session_through_both_servers_are_all_kept(two):
     assert sorted(acknowledged) == list(range(1, len(acknowledged) + 1)), "acknowledged calls were lost"
 
 
-def test_another_server_names_who_has_a_session(two):
-    (first, mine), (_, other) = two
+def test_another_server_names_who_has_a_session(pair):
+    (first, mine), (_, other) = pair
     session = begin(other)
     assert count(other, session) == 1
     for method, path, body in (
@@ -112,8 +126,8 @@ def test_another_server_names_who_has_a_session(two):
     assert answer.headers["x-tensorwasm-server"].endswith(f":{first.port}")
 
 
-def test_a_session_goes_on_elsewhere_when_its_server_is_gone(two):
-    (first, mine), (_, other) = two
+def test_a_session_goes_on_elsewhere_when_its_server_is_gone(own_pair):
+    (first, mine), (_, other) = own_pair
     session = begin(mine)
     assert [count(mine, session) for _ in range(3)] == [1, 2, 3]
     assert count(mine, session, durable=False) == 4
@@ -124,8 +138,8 @@ def test_a_session_goes_on_elsewhere_when_its_server_is_gone(two):
     assert other.get(f"/sessions/{session}").json()["rewinds"] == 1
 
 
-def test_a_server_that_is_started_again_has_its_sessions_at_once(two):
-    (first, mine), (_, other) = two
+def test_a_server_that_is_started_again_has_its_sessions_at_once(pair):
+    (first, mine), (_, other) = pair
     session = begin(mine)
     assert count(mine, session) == 1
     os.kill(first.child(), signal.SIGKILL)
@@ -139,16 +153,16 @@ def test_a_server_that_is_started_again_has_its_sessions_at_once(two):
     assert count(other, session) == "session_elsewhere"
 
 
-def test_a_server_that_ends_gives_its_sessions_back(two):
-    (first, mine), (_, other) = two
+def test_a_server_that_ends_gives_its_sessions_back(own_pair):
+    (first, mine), (_, other) = own_pair
     session = begin(mine)
     assert count(mine, session, durable=False) == 1
     assert first.stop() == 0
     assert count(other, session) == 2
 
 
-def test_a_server_that_was_stopped_too_long_acknowledges_nothing_more(two):
-    (first, mine), (_, other) = two
+def test_a_server_that_was_stopped_too_long_acknowledges_nothing_more(pair):
+    (first, mine), (_, other) = pair
     session = begin(mine)
     assert count(mine, session) == 1
     child = first.child()
@@ -165,10 +179,10 @@ def test_a_server_that_was_stopped_too_long_acknowledges_nothing_more(two):
     assert count(other, session) == 3
 
 
-def test_nothing_acknowledged_is_lost_while_servers_and_the_database_are_killed(two, database):
+def test_nothing_acknowledged_is_lost_while_servers_and_the_database_are_killed(pair, database):
     """Clients that ask both servers, whichever answers; what is not answered may or may not have been done."""
-    servers = [server for server, _ in two]
-    sessions = [begin(client) for _, client in two]
+    servers = [server for server, _ in pair]
+    sessions = [begin(client) for _, client in pair]
     ending = threading.Event()
 
     def ask(server, session):
@@ -197,6 +211,6 @@ def test_nothing_acknowledged_is_lost_while_servers_and_the_database_are_killed(
     for session in sessions:
         counts = [each for whose, found in answers if whose == session for each in found if isinstance(each, int)]
         assert len(set(counts)) == len(counts) > 0, "two calls were told the same: one of them was lost"
-        found = [each for each in (count_again(client, session) for _, client in two) if isinstance(each, int)]
+        found = [each for each in (count_again(client, session) for _, client in pair) if isinstance(each, int)]
         assert len(found) == 1, "a session is one server's"
         assert found[0] > max(counts)

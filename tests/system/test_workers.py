@@ -153,12 +153,12 @@ def test_a_listener_hears_while_the_guest_runs(real):
         ticket.result(SOON_S)
 
 
-def test_a_guest_whose_listener_has_gone_is_told(real):
+def test_a_guest_in_a_worker_ends_after_its_listener_has_gone(real):
     assert real.submit(Request(module=GUEST, export="chatter"), lambda *_: False).result(SOON_S).export == "chatter"
 
 
 @pytest.mark.parametrize("grants", [Grants(), Grants(cuda=True)], ids=["plain", "cuda"])
-def test_slow_listeners_make_their_own_guests_wait_and_nobody_else(real, grants):
+def test_slow_listeners_delay_only_their_own_guests(real, grants):
     go_on, heard = threading.Event(), Counter()
 
     def listener(number):
@@ -232,7 +232,7 @@ def test_limits_are_the_requests_own(real):
     ],
     ids="-".join,
 )
-def test_what_cannot_be_sent_is_refused_and_harms_nobody(real, fields):
+def test_a_request_that_cannot_be_sent_is_refused_without_effect_on_others(real, fields):
     with pytest.raises(InvalidArgs):
         real.submit(Request(**{"module": GUEST, "export": "add"} | fields))
 
@@ -297,7 +297,7 @@ def told(executor, tenant):
     return json.loads(ask(executor, "setup", tenant).result(SOON_S).stdout)
 
 
-def test_shares_of_one_gpu_are_told_where_they_lie_and_the_emulators_are_not():
+def test_shares_of_one_gpu_get_their_placement_and_the_emulators_get_none():
     usual, shares = replace(options(), multiprocessors=24), {"ann": 16, "dan": 40}
     with WorkerExecutor(["cuda:0", "cuda:1"], options=usual, shares=shares) as executor:
         places = [(told(executor, tenant)["device"], told(executor, tenant)["place"]) for tenant in ("ann", "bob")]
@@ -322,7 +322,7 @@ def test_a_worker_that_follows_another_takes_its_place_on_the_gpu():
         assert told(executor, "dan")["place"] == [16, []]
 
 
-def test_shares_that_exceed_the_gpu_are_an_error_at_the_start_and_harm_nobody():
+def test_shares_that_exceed_the_gpu_are_an_error_at_the_start_and_affect_no_other_share():
     shares = {"ann": 64, "bob": 60, "carl": 16, "dan": 8}
     with WorkerExecutor("cuda:0", options=options("gpu", beat_s=1.0), shares=shares) as executor:
         for tenant in ("ann", "bob"):
@@ -379,7 +379,7 @@ def test_a_worker_holds_as_many_requests_as_it_is_let():
         {"options": WorkerOptions(multiprocessors=0)},
     ],
 )
-def test_what_no_executor_can_do_is_refused(arguments):
+def test_options_that_no_executor_supports_are_refused(arguments):
     with pytest.raises(InvalidArgs):
         WorkerExecutor("emulator", **arguments).close()
 
@@ -397,7 +397,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced():
         assert call(executor, "add", 1, 2, tenant="ann").values == (3,)
 
 
-def test_what_had_been_written_before_the_fault_is_kept(puppets):
+def test_output_written_before_the_fault_is_kept(puppets):
     ask(puppets, "idle").result(SOON_S)
     held = hold(puppets)
     pid = worker_of(puppets, "ann").pid
@@ -564,7 +564,7 @@ def test_a_worker_gets_no_key_no_other_descriptor_and_no_way_to_a_daemon_of_mps(
     assert descriptor == "socket"
 
 
-def test_mps_is_refused_with_kernels_that_nobody_vouches_for():
+def test_mps_is_refused_unless_kernels_are_trusted():
     with pytest.raises(InvalidArgs, match="every process on the GPU"):
         WorkerExecutor("cuda:0", mps=True)
 

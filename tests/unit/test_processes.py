@@ -24,7 +24,7 @@ def words(tree):
 
 
 @pytest.mark.parametrize("text", ["os.fork()", "run([], preexec_fn=f)", "from multiprocessing import Process"])
-def test_what_is_looked_for_is_seen(text):
+def test_each_forbidden_word_is_found(text):
     assert FORBIDDEN & set(words(ast.parse(text)))
 
 

@@ -7,7 +7,7 @@ from tensorwasm.settings import SETTINGS, Settings, package_version
 from tensorwasm.values import MIB, Limits
 
 
-def test_nothing_set_gives_the_defaults():
+def test_an_empty_environment_gives_the_defaults():
     settings = Settings.from_environment({})
     assert [getattr(settings, s.field) for s in SETTINGS] == [s.default for s in SETTINGS]
 

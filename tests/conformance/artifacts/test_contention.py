@@ -52,7 +52,7 @@ def test_the_same_bytes_put_at_once_are_one_artifact(backend):
     assert len(backend.origin.leftovers("t")) <= 1
 
 
-def test_what_was_just_put_is_never_collected(backend):
+def test_a_new_artifact_is_never_collected(backend):
     clock = itertools.count(10**18, 100 * 10**9)
     now_ns = [next(clock)]
     putting, collecting = (ContentStore(backend, now_ns=lambda: now_ns[0]) for _ in range(2))
@@ -75,7 +75,7 @@ def test_what_was_just_put_is_never_collected(backend):
     assert _together(put, collect) == []
 
 
-def test_who_reads_what_is_mended_at_that_moment_gets_what_was_put_anew(backend):
+def test_a_read_during_a_repair_gets_the_new_bytes(backend):
     """The bytes that its catalog told of are gone, and another catalog tells of others."""
     store, other = ContentStore(backend), ContentStore(backend)
     digest = store.put("t", "module", b"m" * 100)

@@ -63,7 +63,7 @@ def test_damaged_bytes_are_set_aside_reported_and_mended_by_putting_them_again(o
     assert store.resolve("t", "main") == digest
 
 
-def test_whatever_bit_is_flipped_no_wrong_byte_is_given_out():
+def test_a_flipped_bit_never_gives_a_wrong_byte():
     backend = MemoryBackend()
     store = ContentStore(backend)
     data = b"abcdefgh" * 64
@@ -93,7 +93,7 @@ def test_a_damaged_copy_is_thrown_away_and_the_original_given_out(tmp_path):
     assert store.verify().ok
 
 
-def test_putting_again_mends_what_nobody_had_noticed(backend):
+def test_putting_again_repairs_undetected_damage(backend):
     store = ContentStore(backend)
     digest = store.put("t", "module", b"m" * 100)
     _damage(store, _flip)
@@ -121,7 +121,7 @@ def test_a_verification_finds_everything_and_changes_nothing(store):
     assert store.verify() == found
 
 
-def test_what_is_renewed_keeps_its_names_and_references(store):
+def test_a_renewed_artifact_keeps_its_names_and_references(store):
     parent = store.put("t", "snapshot", b"1:parent")
     child = store.put("t", "snapshot", b"1:child", [parent])
     module = store.put("t", "module", b"1:module")
@@ -150,7 +150,7 @@ def test_a_renewal_goes_on_after_what_it_cannot_renew(store):
     assert {bytes(store.get("t", stat.digest)) for stat in store.list("t")} == {b"bad signature", b"better"}
 
 
-def test_what_becomes_the_same_becomes_one(store):
+def test_artifacts_that_become_equal_become_one(store):
     store.bind("t", "a", store.put("t", "snapshot", b"1"))
     store.bind("t", "b", store.put("t", "snapshot", b"2"))
     assert store.renew(["snapshot"], lambda *_: b"one").renewed == 2

@@ -14,7 +14,7 @@ from tensorwasm.artifacts.values import MAX_NAME_BYTES, MAX_REFERENCES, MAX_TENA
 from tensorwasm.errors import ArtifactNotFound, InvalidArgs, TooLarge
 
 
-def test_it_does_what_the_model_does(open_backend, request):
+def test_the_store_behaves_as_its_model(open_backend, request):
     examples = 4 if "[s3]" in request.node.name else 25  # some 5 ms a request
     run_state_machine_as_test(
         store_machine(open_backend), settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
@@ -62,7 +62,7 @@ class _Told:
 
 
 @pytest.mark.rule("8-artifacts")
-def test_what_another_tenant_has_changes_nothing_of_what_a_put_does(open_backend):
+def test_artifacts_of_another_tenant_do_not_affect_a_put(open_backend):
     asked = []
     for others in ((), ("one",)):
         told = _Told(open_backend())
@@ -122,7 +122,7 @@ def test_hostile_names_are_names_like_all_others(store):
 
 
 @pytest.mark.parametrize("text", ["", "\ud800", "x" * 1000])
-def test_what_cannot_be_a_tenant_or_a_name_is_refused(store, text):
+def test_an_invalid_tenant_or_name_is_refused(store, text):
     digest = store.put("t", "module", b"m")
     with pytest.raises(InvalidArgs):
         store.put(text, "module", b"m")
@@ -151,7 +151,7 @@ def test_bytes_come_back_read_only_whatever_their_length_and_kind(store, length)
         assert view == data
 
 
-def test_what_was_got_stays_whole_when_the_artifact_goes(store):
+def test_data_already_read_stays_whole_after_a_delete(store):
     data = bytes(range(256)) * 8192
     digest = store.put("t", "code", data)
     view = store.get("t", digest)

@@ -157,7 +157,7 @@ def test_a_block_larger_than_the_kernels_own_limit_is_refused(gpu, stream):
 
 
 @pytest.mark.parametrize("through", ["the configured compiler", "the driver's own compiler"])
-def test_what_the_compiler_refuses_is_malformed_and_the_device_lives(gpu, through):
+def test_text_that_the_compiler_refuses_is_malformed_and_the_device_stays_usable(gpu, through):
     bad = Module((6, 3), ("sm_70",), 64, (Function(entry=True, name="k", body=(Instruction("nonsense"),)),))
     good = Module((6, 3), ("sm_70",), 64, (Function(entry=True, name="k", body=(Instruction("ret"),)),))
     device = gpu if through == "the configured compiler" else open_with(load_driver(), 0)

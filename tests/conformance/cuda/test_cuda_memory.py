@@ -246,19 +246,19 @@ def test_memory_grows_in_place_with_the_data_kept_and_the_pointer_unchanged(gpu,
 
 
 @pytest.mark.hardware("H6")
-def test_what_is_not_mapped_faults_on_the_host():
+def test_unmapped_memory_faults_on_the_host():
     ended = start_child(GROW + "ctypes.c_uint32.from_address(start + grain).value = 1", COUNT)
     assert ended.stdout == "mapped\n", ended.stderr
     assert ended.returncode == -signal.SIGSEGV
 
 
 @pytest.mark.hardware("H6")
-def test_what_is_not_mapped_faults_on_the_device():
+def test_unmapped_memory_faults_on_the_device():
     said = run_child(GROW + 'address = start + grain\nexpect(KernelFault, lambda: run(sys.argv[1], "count"))', COUNT)
     assert said.splitlines()[1].startswith("KernelFault")
 
 
-def test_what_was_unmapped_and_mapped_again_is_zeroed(gpu):
+def test_memory_mapped_again_is_zeroed(gpu):
     unified = gpu.unified
     grain = unified.granularity_bytes
     start = unified.reserve(grain)

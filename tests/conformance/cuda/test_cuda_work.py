@@ -136,7 +136,7 @@ def test_a_wait_for_an_event_ends_at_its_deadline_and_the_device_lives(gpu, flag
     gpu.events.close_event(event)
 
 
-def test_an_event_that_was_never_recorded_holds_nobody_up(gpu, stream):
+def test_waiting_for_an_event_that_was_never_recorded_does_not_block(gpu, stream):
     event = gpu.events.open_event()
     gpu.events.wait_event(stream, event)
     gpu.synchronize(stream, Deadline.after(LIMIT_S))
@@ -160,7 +160,7 @@ def test_a_graph_of_a_hundred_launches_runs_all_of_them_each_time(gpu, loaded, w
     gpu.graphs.close_graph(graph)
 
 
-def test_what_other_threads_do_meanwhile_does_not_spoil_a_recording(gpu, loaded, word, stream):
+def test_work_of_other_threads_does_not_disturb_a_recording(gpu, loaded, word, stream):
     driver = load_driver()
     failed: list[Exception] = []
 

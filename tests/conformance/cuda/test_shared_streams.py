@@ -60,7 +60,7 @@ def value(session, handle: int) -> int:
     return struct.unpack("<I", into)[0]
 
 
-def test_who_times_out_behind_anothers_kernel_harms_nobody_and_abandons_nothing(shared, first, second):
+def test_a_timeout_behind_another_guests_kernel_affects_no_other_guest_and_abandons_nothing(shared, first, second):
     theirs, ours = first.buffers.allocate(4), second.buffers.allocate(4)
     for session in (first, second):
         fill(session, theirs if session is first else ours, 1, NEVER)

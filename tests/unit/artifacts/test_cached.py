@@ -44,7 +44,7 @@ def test_cached_bytes_are_not_read_from_the_remote_backend(tmp_path, far):
     assert far.reads == 1
 
 
-def test_what_another_process_deleted_is_gone_despite_a_copy(tmp_path, far):
+def test_an_artifact_deleted_by_another_process_is_gone_despite_a_copy(tmp_path, far):
     here, there = (ContentStore(CachedBackend(DiskCache(tmp_path / name, 1000), far)) for name in ("here", "there"))
     digest = here.put("t", "code", b"x" * 100)
     there.delete("t", digest)

@@ -53,7 +53,7 @@ def test_a_catalog_that_was_changed_anywhere_is_refused(kept, data):
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_catalog_is_refused(data):
+def test_bytes_that_are_not_a_catalog_are_refused(data):
     with pytest.raises(ArtifactCorrupt):
         catalog.decode(data)
 

@@ -21,14 +21,14 @@ def test_bytes_come_back(part, times, name):
     assert unpack(KINDS[name], encoding, len(data), blake3(data), packed) == data
 
 
-def test_what_can_be_compressed_is_if_its_kind_says_so():
+def test_compressible_data_is_compressed_if_its_kind_allows():
     data = memoryview(b"text " * 100_000)
     assert pack(KINDS["kernel"], data)[0] == "zstd"
     assert pack(KINDS["code"], data) == ("raw", data)
 
 
 @pytest.mark.parametrize("length", [0, 1, 10_000, 1 << 20])
-def test_what_cannot_be_compressed_stays_as_it_is(length):
+def test_incompressible_data_stays_unchanged(length):
     data = memoryview(os.urandom(length))
     assert pack(MODULE, data) == ("raw", data)
 

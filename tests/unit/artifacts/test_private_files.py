@@ -132,7 +132,7 @@ def test_the_longest_file_name_is_accepted(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 @pytest.mark.parametrize("way", [Path, "link"])
-def test_what_is_no_file_is_not_replaced(tmp_path, way):
+def test_a_path_that_is_not_a_file_is_not_replaced(tmp_path, way):
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / "pipe"
     if way == "link":

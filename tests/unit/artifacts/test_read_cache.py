@@ -26,7 +26,7 @@ def test_the_least_recently_read_goes_first():
     assert read(recent, "b")
 
 
-def test_what_is_too_large_is_not_kept_and_displaces_nothing():
+def test_data_over_the_limit_is_not_kept_and_evicts_nothing():
     recent = ReadCache(40)
     read(recent, "a")
     assert read(recent, "large", b"y" * 11)
@@ -40,7 +40,7 @@ def test_without_room_everything_is_read_each_time():
     assert read(recent, "a")
 
 
-def test_what_is_dropped_is_read_again_and_makes_room():
+def test_evicted_data_is_read_again_and_frees_space():
     recent = ReadCache(40)
     for name in "abcd":
         read(recent, name)

@@ -58,7 +58,7 @@ async def together(executor, *calls):
     return await asyncio.gather(*rest, return_exceptions=True)
 
 
-def test_what_is_written_is_read(executor):
+def test_written_values_are_read_back(executor):
     assert executor.write_now(put, "a", value="1") == "a"
     assert executor.read_now(get, "a") == "1"
 

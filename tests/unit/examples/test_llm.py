@@ -55,7 +55,7 @@ def answer(lines):
     return "".join(line.get("delta", "") for line in lines)
 
 
-def test_it_answers_what_it_was_taught(model, train):
+def test_the_model_answers_each_question_of_its_corpus(model, train):
     for question, wanted in train.read_corpus():
         lines = ask(model, kind="chat", messages=[{"role": "user", "content": question}])
         assert answer(lines) == wanted
@@ -146,7 +146,7 @@ def test_nothing_to_answer_is_an_error_of_the_protocol(model):
         ).map(lambda document: json.dumps(document).encode()),
     )
 )
-def test_whatever_it_is_given_it_emits_lines_of_json_or_nothing(model, data):
+def test_any_input_gives_lines_of_json_or_no_output(model, data):
     for line in b"".join(model.invoke("main", input=data).chunks).splitlines():
         assert isinstance(json.loads(line), dict)
 

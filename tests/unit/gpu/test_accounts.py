@@ -70,7 +70,7 @@ def test_pinned_memory_is_a_line_of_its_own(ledger):
     assert not account.charged
 
 
-def test_what_is_committed_in_a_with_stays_charged(ledger):
+def test_a_committed_charge_stays(ledger):
     account = Accounts(ledger).register("a", 100)
     with account.reserve(60) as reservation:
         reservation.commit()
@@ -78,7 +78,7 @@ def test_what_is_committed_in_a_with_stays_charged(ledger):
     reservation.release()
 
 
-def test_what_is_not_committed_is_refunded_on_every_way_out(ledger):
+def test_an_uncommitted_charge_is_refunded_on_every_exit(ledger):
     account = Accounts(ledger).register("a", 100)
     with pytest.raises(ZeroDivisionError), account.reserve(60):
         raise ZeroDivisionError
@@ -151,7 +151,7 @@ def test_leaving_and_coming_back_resets_no_quota(ledger):
     assert not account.charged
 
 
-def test_an_account_that_somebody_holds_is_the_tenants_only_one(ledger):
+def test_an_account_that_is_held_is_the_tenants_only_one(ledger):
     accounts = Accounts(ledger)
     held = accounts.register("a", 100)
     accounts.unregister("a")

@@ -101,7 +101,7 @@ def test_a_module_with_variables_is_loaded_for_each_and_parsed_once(shared, devi
     assert models[0] is models[1]
 
 
-def test_what_was_refused_is_refused_again(shared, device):
+def test_a_refused_text_is_refused_again(shared, device):
     with shared.open_session() as session:
         for _ in range(2):
             with pytest.raises(InvalidKernel):
@@ -142,7 +142,7 @@ def test_idle_kernels_are_kept_within_a_size(device):
     assert not device.modules
 
 
-def test_a_kernel_that_somebody_holds_is_not_unloaded(device):
+def test_a_kernel_that_is_held_is_not_unloaded(device):
     cache = KernelCache(device, max_idle=0)
     first, second = acquire(cache, FILL, "fill"), acquire(cache, FILL, "fill")
     cache.release(first)

@@ -244,7 +244,7 @@ near = st.builds(lambda edge, by: max(0, min(edge + by, (1 << 64) - 1)), st.samp
     st.sampled_from([1, 2, 4, 8, 16]),
 )
 @pytest.mark.rule("5-owned", "5-aligned")
-def test_what_reaches_the_device_is_owned_and_aligned(argument, align):
+def test_addresses_that_reach_the_device_are_owned_and_aligned(argument, align):
     try:
         (value,) = bind_one(replace(POINTER, access_align_bytes=align), argument)
     except TensorWasmError:

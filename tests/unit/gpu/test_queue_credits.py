@@ -170,7 +170,7 @@ def submit(session, kernel, memory=None, windows=(), stream=0):
     session.kernels.submit(kernel, ONE, lambda: list(windows), memory, NEVER, stream=stream)
 
 
-def test_what_was_notified_is_counted_off_though_others_go_on_in_the_stream(device, monkeypatch):
+def test_notified_work_returns_its_credit_while_later_work_runs(device, monkeypatch):
     resources = DeviceResources(device, streams=1)
     with Session(device, resources=resources) as first, Session(device, resources=resources) as second:
         submit(first, first.kernels.load(NOTHING, "nothing", NEVER))
@@ -228,7 +228,7 @@ def test_while_a_stream_records_there_is_no_room_to_ask_for(device):
         ("staged", None, MEMORY, ([0, 1], [], [1])),
     ],
 )
-def test_what_has_to_end_before_is_what_the_session_waits_for(device, kind, reached, now, expected):
+def test_the_session_waits_for_the_work_that_must_end_first(device, kind, reached, now, expected):
     with Session(device, memory_kind=kind) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)
         if reached is not None:

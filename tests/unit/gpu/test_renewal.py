@@ -229,7 +229,7 @@ def renewed(world, texts=((FILL, "fill"),)):
     return session
 
 
-def test_what_compiled_code_has_loaded_is_the_guests(world):
+def test_kernels_loaded_by_compiled_code_belong_to_the_guest(world):
     session = renewed(world)
     loads = world.device.calls.count("load")
     kernel = load_native(session)

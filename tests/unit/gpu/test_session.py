@@ -143,7 +143,7 @@ def test_a_process_has_at_most_64_gib_and_16384_buffers(device):
         Session(device, ledger=ledger).buffers.allocate(1)
 
 
-def test_what_the_device_refuses_is_refunded(session, device, ledger):
+def test_an_allocation_that_the_device_refuses_is_refunded(session, device, ledger):
     device.failing["pool_allocate"] = QuotaExceeded("the device is full")
     with pytest.raises(QuotaExceeded):
         session.buffers.allocate(100)
@@ -238,7 +238,7 @@ def test_text_that_is_no_ptx(session, device, text):
     assert device.calls == []
 
 
-def test_what_the_device_cannot_load_is_refunded(session, device, ledger):
+def test_a_kernel_that_the_device_cannot_load_is_refunded(session, device, ledger):
     device.failures["load"] = UnsupportedPtx("no such instruction")
     with pytest.raises(UnsupportedPtx):
         session.kernels.load(with_global(100), "nothing", NEVER)
@@ -298,7 +298,7 @@ def test_variables_inside_a_kernel_are_charged_too(session, ledger, hidden):
     assert ledger.statistics() == MemoryLedgerStatistics(0, 64)
 
 
-def test_what_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
+def test_memory_that_a_kernel_keeps_elsewhere_is_not_charged(session, ledger):
     declared = b".local .b8 l[64]; .shared .b8 s[64]; .reg .b32 %r<64>; ret;"
     session.kernels.load(NOTHING.replace(b"ret;", declared), "nothing", NEVER)
     assert ledger.statistics() == MemoryLedgerStatistics(0, 0)

@@ -52,7 +52,7 @@ def fake():
 
 
 @given(sessions())
-def test_what_is_restored_is_captured_again(saved):
+def test_a_restored_session_is_captured_the_same(saved):
     world = World()
     with world.open(pad=True, memory_kind=saved.memory_kind) as session:
         session.restore(saved, NEVER)
@@ -87,7 +87,7 @@ def test_a_session_that_served_another_guest_may_be_restored_into(world):
 
 @given(hostile_sessions())
 @settings(max_examples=300)
-def test_what_makes_no_sense_gives_a_typed_error_and_leaves_nothing(saved):
+def test_invalid_saved_sessions_give_a_typed_error_and_leave_nothing(saved):
     world = World(lambda: FakeDevice(effects=True))
     with world.open(pad=True, limits=LIMITS) as session:
         before = session.statistics()

@@ -108,7 +108,7 @@ def test_the_ring_is_made_when_the_first_slot_is_taken_and_registered_once(devic
 
 
 @pytest.mark.rule("4-staging")
-def test_what_a_session_used_is_cleared_and_a_tenant_finds_a_slot_of_zeros(device):
+def test_used_staging_slots_are_cleared_before_the_next_tenant(device):
     ring = StagingRing(device, slots=1, slot_bytes=4096)
     slot = ring.take("a")
     ctypes.memset(slot.region.address, 0xAA, 4096)
@@ -149,7 +149,7 @@ def test_a_lost_device_is_no_lack_of_slots(device):
 
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.rule("3-staging")
-def test_a_ring_is_released_unless_somebody_has_a_slot(device, taken):
+def test_a_ring_is_released_unless_a_slot_is_in_use(device, taken):
     ring = StagingRing(device, slots=2, slot_bytes=4096)
     slot = ring.take("a")
     ctypes.memset(slot.region.address, 1, 4096)

@@ -113,7 +113,7 @@ def test_the_rows_of_open_streams_never_meet(session):
 
 
 @pytest.mark.parametrize("number", ABSENT)
-def test_what_does_not_exist_is_named(session, kernel, buffer, number):
+def test_handles_that_do_not_exist_are_named(session, kernel, buffer, number):
     window = HostWindow(ADDRESS, 4)
     for use in (
         lambda: session.streams.close(number, NEVER),
@@ -489,7 +489,7 @@ def test_a_graph_without_windows_needs_no_registration(session, device, kernel, 
     assert value_of(session, buffer) == 8
 
 
-def test_what_cannot_be_captured_ends_the_recording(session, device, kernel, buffer):
+def test_an_operation_that_cannot_be_captured_ends_the_recording(session, device, kernel, buffer):
     session.graphs.begin(0)
     fill(session, kernel, buffer, 1)
     device.failures["end_capture"] = LaunchRefused("a copy that cannot be replayed")

@@ -110,7 +110,7 @@ def test_the_next_guest_of_a_session_has_paid_nothing():
 
 
 @pytest.mark.parametrize("refused", ["cap", "device"])
-def test_what_cannot_be_registered_is_staged_on_and_asked_for_again_at_the_price(refused):
+def test_memory_that_cannot_be_registered_is_staged_and_tried_again_at_the_price(refused):
     with World(0 if refused == "cap" else MOST) as world:
         price = world.size // 2 + PIN_PRICE_BYTES
         world.pay(price)

@@ -51,7 +51,7 @@ def test_unsigned_and_signed_forms_are_one_value(bits):
 
 @settings(deadline=None)
 @given(gen.kinds(), gen.unfit_values())
-def test_what_does_not_fit_is_refused_by_index_and_type(kind, value):
+def test_an_argument_that_does_not_fit_is_refused_by_index_and_type(kind, value):
     with pytest.raises(InvalidArgs) as caught:
         codec.encode(["i32", kind], [0, value])
     assert caught.value.message.startswith("argument 1 (")

@@ -53,7 +53,7 @@ def test_a_compilation_stopped_while_waiting_does_not_block_others():
     assert seen == ["stopped", "another"]
 
 
-def test_what_was_held_is_free_again_whatever_happens():
+def test_capacity_is_returned_on_every_exit():
     capacity = CompileCapacity(100, 1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), capacity.hold(100):

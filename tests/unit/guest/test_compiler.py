@@ -90,7 +90,7 @@ def test_a_compiler_that_fails_is_an_error_that_names_the_module(program, text, 
     assert failed.value.kind == "compile_failed"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
+@pytest.mark.skipif(sys.platform != "linux", reason="LINUX ONLY: elsewhere the sender of a signal is unknown")
 @pytest.mark.parametrize("said", [b"", b"+co"])
 def test_a_compiler_killed_from_outside_is_started_again(program, tmp_path, said):
     mark = str(tmp_path / "mark")
@@ -104,7 +104,7 @@ def test_a_compiler_killed_from_outside_is_started_again(program, tmp_path, said
     assert compile_with() == b"code"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say who ended a process")
+@pytest.mark.skipif(sys.platform != "linux", reason="LINUX ONLY: elsewhere the sender of a signal is unknown")
 def test_a_compiler_killed_repeatedly_exhausts_capacity(program):
     program("os.kill(os.getpid(), 9)")
     with pytest.raises(CapacityExhausted, match="killed from outside") as failed:
@@ -197,7 +197,7 @@ def test_a_stopped_compiler_ends_at_once_with_its_children(program):
     assert gone(children[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no groups of that kind")
+@pytest.mark.skipif(sys.platform != "linux", reason="LINUX ONLY: scheduling groups")
 def test_the_compiler_process_has_a_low_priority(program):
     program(
         """

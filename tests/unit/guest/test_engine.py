@@ -51,7 +51,7 @@ def test_an_impossible_stack_is_refused(stack_bytes):
 @pytest.mark.parametrize(
     "wasm", [b"", b"\0", b"not wasm at all", b"\x7fELF" + bytes(100), HEADER[:-1], HEADER + b"\x0b"]
 )
-def test_what_is_not_wasm_is_refused(engine, wasm):
+def test_bytes_that_are_not_wasm_are_refused(engine, wasm):
     with pytest.raises(InvalidWasm):
         compile_module(engine, wasm)
 

@@ -59,13 +59,13 @@ def ways(function):
         yield live.call
 
 
-def test_what_is_thrown_is_caught_and_thrown_again(function):
+def test_an_exception_is_caught_and_thrown_again(function):
     for call in ways(function):
         assert call("catch", (5,)).values == (5,)
         assert call("rethrow", (6,)).values == (6,)
 
 
-def test_what_nothing_catches_is_a_trap_of_its_own(function):
+def test_an_uncaught_exception_is_a_trap_of_its_own(function):
     for call in ways(function):
         with pytest.raises(GuestTrap, match="nothing caught") as uncaught:
             call("uncaught")
@@ -111,7 +111,7 @@ def test_a_saved_state_goes_on(runtime, function, tmp_path):
         ("(table 2 exnref)", "table 0, of type exnref"),
     ],
 )
-def test_what_keeps_exceptions_between_calls_cannot_be_saved(runtime, text, what):
+def test_an_instance_that_keeps_exceptions_cannot_be_saved(runtime, text, what):
     function = runtime.load(bytes(wat2wasm(f'(module {text} (func (export "main")))')))
     assert function.invoke().values == ()
     with pytest.raises(NotCapturable, match=what):

@@ -119,7 +119,7 @@ def test_memory_is_found(exports, guest):
     assert exports.memory("memory") == (guest.memory.address, 2 << 16)
 
 
-def test_what_is_not_there_or_of_another_kind_is_a_bug_that_is_named(exports):
+def test_a_missing_export_or_one_of_another_kind_is_an_internal_error_that_names_it(exports):
     for find in (exports.memory, exports.function, exports.read_table):
         with pytest.raises(InternalError, match="not there"):
             find("nothing")

@@ -87,7 +87,7 @@ def test_a_sandbox_has_what_the_image_holds_to_the_byte(prepared, pages, data):
 
 @given(writes=st.lists(st.tuples(st.integers(0, 2 * WASM_PAGE_BYTES - 1), st.integers(1, 255)), max_size=20))
 @settings(max_examples=20)
-def test_what_one_sandbox_writes_no_other_sees_before_or_after(prepared, writes):
+def test_writes_of_one_sandbox_are_seen_by_no_other(prepared, writes):
     size = 2 * WASM_PAGE_BYTES
     image = make_image(size, [SavedRun(100, b"seed"), SavedRun(70_000, b"\xab" * 5000)])
     before = contents(size, [SavedRun(100, b"seed"), SavedRun(70_000, b"\xab" * 5000)])

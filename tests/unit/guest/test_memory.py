@@ -32,7 +32,7 @@ def test_a_region_is_readable_exactly_when_it_lies_inside(memory, offset, length
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=st.integers(0, SIZE), data=st.binary(max_size=100))
-def test_what_is_written_is_read(memory, offset, data):
+def test_written_values_are_read_back(memory, offset, data):
     if offset + len(data) > SIZE:
         with pytest.raises(InvalidPointer):
             memory.write(offset, data)

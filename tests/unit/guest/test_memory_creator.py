@@ -105,7 +105,7 @@ def test_a_guest_traps_at_the_exact_byte_and_finds_zeros_where_it_grew(prepared,
 
 
 @pytest.mark.rule("4-memory")
-def test_what_one_guest_wrote_is_not_there_for_the_next(prepared):
+def test_writes_of_one_guest_are_gone_for_the_next(prepared):
     backings = Backings()
     for _ in range(3):
         with spawn(prepared, backings) as guest:

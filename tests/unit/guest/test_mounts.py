@@ -247,7 +247,7 @@ def test_a_process_that_ends_around_a_guest_leaves_no_copy(guest, shown):
 
 
 @POSIX
-def test_what_cannot_be_given_is_refused_by_name_and_leaves_nothing(guest, shown, engine):
+def test_a_folder_that_cannot_be_mounted_is_refused_by_name_and_leaves_nothing(guest, shown, engine):
     os.mkfifo(shown / "pipe")
     free = engine.free_slots
     kept = Directory(str(shown / "file"), "/d/one")

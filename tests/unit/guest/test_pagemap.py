@@ -37,7 +37,7 @@ pages = st.sets(st.integers(0, PAGES - 1), max_size=40) | st.builds(
 
 
 @given(touched=pages, data=st.data())
-def test_what_is_not_zero_is_found_and_nothing_else(touched, data):
+def test_exactly_the_pages_that_are_not_zero_are_found(touched, data):
     memory, address = fresh()
     for page in touched:
         memory[page * PAGE_BYTES + data.draw(st.sampled_from([0, 1, 2048, PAGE_BYTES - 1]))] = 255
@@ -46,7 +46,7 @@ def test_what_is_not_zero_is_found_and_nothing_else(touched, data):
 
 
 @given(touched=pages, changed=pages)
-def test_what_differs_is_found_and_nothing_else(touched, changed):
+def test_exactly_the_pages_that_differ_are_found(touched, changed):
     (one, address), (other, base) = fresh(), fresh()
     for page in touched:
         one[page * PAGE_BYTES + 7] = other[page * PAGE_BYTES + 7] = 1

@@ -42,7 +42,7 @@ def test_precompiled_code_is_refused(engine, wat):
 
 @pytest.mark.parametrize("name", ["pool", "fibers", "stack"])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_what_the_process_makes_runs_here(name, mapped, wat, tmp_path):
+def test_code_compiled_by_the_child_process_runs_here(name, mapped, wat, tmp_path):
     engine, wasm = Engine.shared(CONFIGS[name]), wat(SUM)
     code, declared = compile_for(name, wasm), preamble.scan(wasm)
     if mapped:

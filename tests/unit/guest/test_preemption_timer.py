@@ -26,7 +26,7 @@ def engine() -> Engine:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * SLICE_NS), st.booleans()), max_size=50))
-def test_it_goes_off_between_half_a_slice_and_a_slice_from_each_time_it_was_set(engine, steps):
+def test_the_timer_fires_between_half_a_slice_and_a_slice_after_each_set(engine, steps):
     made, now_ns, fires_ns = PreemptionTimer(engine.address, SLICE_NS), 10**12, 0
 
     def set_time(_timer: Any, _flags: int, spec: Any, _old: None) -> None:
@@ -42,7 +42,7 @@ def test_it_goes_off_between_half_a_slice_and_a_slice_from_each_time_it_was_set(
             made.rest()
 
 
-def test_where_guests_are_rare_it_does_not_go_off(engine):
+def test_the_timer_does_not_fire_for_rare_guests(engine):
     made, calls = PreemptionTimer(engine.address, SLICE_NS), []
     made._set_time = lambda _timer, _flags, spec, _old: calls.append(spec._obj.first_ns)
     for now_ns in (10**12, 2 * 10**12, 2 * 10**12 + 1000, 2 * 10**12 + 2000):

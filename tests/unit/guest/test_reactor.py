@@ -150,7 +150,7 @@ def test_a_guest_may_wait_any_number_of_times(reactor, job, stream):
     assert outcome(one) == [42]
 
 
-def test_what_has_ended_already_does_not_wait(reactor, job):
+def test_work_that_has_ended_does_not_wait(reactor, job):
     def steps(_call, value):
         yield DeviceWait(lambda _function, _argument: False, lambda: False)
         return value * 2
@@ -240,7 +240,7 @@ def test_closing_ends_every_guest(code, job, stream):
     reactor.close()
 
 
-def test_traps_and_exits_are_told_apart(reactor, job, stream):
+def test_traps_and_exits_are_distinguished(reactor, job, stream):
     leave = (
         '(module (import "wasi_snapshot_preview1" "proc_exit" (func $e (param i32)))'
         ' (memory (export "memory") 1) (func (export "go") (param i32) (call $e (local.get 0))))'
@@ -381,7 +381,7 @@ def test_a_guest_without_memory_has_none_while_it_waits(reactor, job):
 
 
 @pytest.mark.parametrize("raised", [DeviceLost("gone"), ZeroDivisionError("bug"), KeyboardInterrupt()])
-def test_what_a_host_function_raises_ends_its_guest_alone(reactor, job, raised):
+def test_an_error_of_a_host_function_ends_only_its_guest(reactor, job, raised):
     def body(_call, _value):
         raise raised
 
@@ -586,7 +586,7 @@ def test_guests_go_on_when_their_turn_comes(reactor, job):
     assert line.asked == ["join"] * 2
 
 
-def test_who_need_not_wait_for_a_turn_goes_on_at_once(reactor, job):
+def test_a_guest_whose_turn_is_free_continues_at_once(reactor, job):
     line = FakeLine()
     line.join = lambda _tell, _until: False
     one = job(ECHO, "twice", 1, functions=(line.function(),))
@@ -607,7 +607,7 @@ def test_a_queue_that_admits_none_informs_the_steps(reactor, job, error, expecte
 
 
 @pytest.mark.parametrize(("refusal", "expected"), [(CapacityExhausted("full"), 4), (None, 3)])
-def test_who_waits_for_too_long_gives_up_unless_the_turn_has_come(reactor, job, refusal, expected):
+def test_a_guest_that_waits_too_long_gives_up_unless_its_turn_has_come(reactor, job, refusal, expected):
     line = FakeLine(until=Deadline.after(0.03), refusal=refusal)
     ((one, _),) = lined_up(reactor, job, line, ("go", 1))
     assert outcome(one) == [expected]
@@ -691,7 +691,7 @@ def test_a_sandbox_that_something_still_reaches_is_kept(code, engine, job):
     assert engine.free_slots == before - 1
 
 
-def test_what_may_block_at_the_end_does_not_hold_up_the_reactor(reactor, job, stream):
+def test_blocking_work_at_the_end_of_a_guest_does_not_delay_the_reactor(reactor, job, stream):
     go_on = threading.Event()
     slow = job(ECHO, "spin", deadline=Deadline.after(0.02), drain=lambda: go_on.wait(SOON_S), blocks=True)
     spawn(reactor, slow)

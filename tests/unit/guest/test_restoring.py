@@ -105,7 +105,7 @@ def test_every_saved_state_fits_or_is_refused(runtime, function, good, change):
         ({"dropped_elements": (0,)}, "element segments"),
     ],
 )
-def test_what_does_not_fit_is_named(runtime, function, good, change, words):
+def test_state_that_does_not_fit_is_named(runtime, function, good, change, words):
     with pytest.raises(InvalidSnapshot, match=words):
         restored(runtime, function, dataclasses.replace(good, **change))
 

@@ -148,7 +148,7 @@ def test_output_reaches_a_sink_as_it_is_written(guest):
     assert instance.stdout.captured == b""
 
 
-def test_what_a_sink_raises_reaches_the_caller(guest):
+def test_an_error_of_a_sink_reaches_the_caller(guest):
     def broken(_chunk: bytes) -> None:
         raise BrokenPipeError("gone")
 

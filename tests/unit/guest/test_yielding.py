@@ -63,7 +63,7 @@ def test_a_thread_that_is_scheduled_otherwise_is_left_alone():
     assert _on_a_thread(run) == (False, os.SCHED_BATCH)
 
 
-def test_where_there_is_no_such_call_nothing_is_done(monkeypatch):
+def test_without_the_system_call_yielding_does_nothing(monkeypatch):
     monkeypatch.setattr(yielding.platform, "machine", lambda: "riscv64")
     assert not lower_priority()
 

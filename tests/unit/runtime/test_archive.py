@@ -70,7 +70,7 @@ def outcome_or_kind(act: Callable[[], object]) -> str | None:
 
 @given(before=programs(), after=programs(10))
 @settings(max_examples=25)
-def test_what_goes_through_a_file_goes_on_like_what_did_not(runtime, function, folder, before, after):
+def test_an_instance_saved_to_a_file_continues_like_one_that_was_not(runtime, function, folder, before, after):
     path = folder / "one.tws"
     with function.open(input=b"an input") as live:
         for export, args in before:
@@ -166,7 +166,7 @@ def test_files_that_are_not_there_are_the_callers_mistake(runtime, function, fol
         runtime.snapshot(live, folder / "no" / "folder.tws", keys=RING)
 
 
-def test_what_is_refused_leaves_the_file_as_it_was(runtime, function, folder):
+def test_a_refused_snapshot_leaves_the_file_unchanged(runtime, function, folder):
     path = folder / "kept.tws"
     with function.open() as live:
         runtime.snapshot(live, path, keys=RING)
@@ -182,13 +182,14 @@ def test_a_path_that_no_file_can_have_is_the_callers_mistake_too(runtime, functi
         runtime.snapshot(live, name, keys=RING)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nobody says which files are open here")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd to list open files")
 @pytest.mark.parametrize("free", range(3))
-def test_files_running_out_is_told_at_whatever_step_of_a_restore(runtime, function, folder, free):
+def test_running_out_of_files_is_reported_at_any_step_of_a_restore(runtime, function, folder, free):
     path = folder / "scarce.tws"
     with function.open() as live:
         live.call("fill", (1000, 1, 100_000))
         runtime.snapshot(live, path, keys=RING)
+    gc.collect()  # files that earlier tests left
     archive, held = SnapshotCache(0), len(list_files())
     with few_files(free):
         found = outcome_or_kind(lambda: archive.get(path, "default", RING).close())
@@ -214,7 +215,7 @@ def test_threads_that_want_one_file_at_once_read_it_once(runtime, function, fold
     assert len(reads) == 1
 
 
-def test_what_is_kept_leaves_files_to_the_rest_of_the_process(runtime, function, folder):
+def test_the_cache_leaves_file_descriptors_to_the_rest_of_the_process(runtime, function, folder):
     with few_files(60):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         paths = [folder / f"many{number}.tws" for number in range(most + 8)]

@@ -63,7 +63,7 @@ def test_a_call_in_a_warm_sandbox_can_be_ended(runtime):
     assert waiting().hits == 1
 
 
-def test_what_is_ended_before_it_begins_never_runs(runtime):
+def test_work_that_is_ended_before_it_begins_never_runs(runtime):
     function = load(runtime, start=f"(func $s {FOREVER}) (start $s)")
     with pytest.raises(GuestTrap) as ended:
         run_full(make_call(function, "main", ()), announce=lambda end: end())

@@ -46,7 +46,7 @@ def rewrite(path, data, mode=0o400):
 
 @given(code=st.binary(min_size=1), name=st.binary(min_size=32, max_size=32))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-def test_what_is_put_is_found_and_nothing_else(folder, code, name):
+def test_get_finds_exactly_what_was_put(folder, code, name):
     folder.put(name, code)
     assert read(folder, name) == code
     assert read(folder, bytes(byte ^ 1 for byte in name)) is None
@@ -72,7 +72,7 @@ def test_a_file_is_replaced_not_written_to(folder, tmp_path):
 @pytest.mark.rule("6-key")
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-def test_whatever_byte_is_changed_cut_or_added_it_is_refused(folder, tmp_path, data):
+def test_a_file_with_any_byte_changed_cut_or_added_is_refused(folder, tmp_path, data):
     folder.put(NAME, CODE)
     path = path_of(tmp_path)
     whole = path.read_bytes()
@@ -132,7 +132,7 @@ def make_link(path, elsewhere):
         lambda path, _: path.chmod(0o440),
     ],
 )
-def test_what_is_no_file_of_ours_is_refused_and_nobody_waits_for_it(folder, tmp_path, change):
+def test_a_file_that_is_not_a_code_file_is_refused_without_blocking(folder, tmp_path, change):
     folder.put(NAME, CODE)
     change(path_of(tmp_path), tmp_path / "elsewhere")
     with pytest.raises(UnfitFile):
@@ -166,7 +166,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_not_followed(folder, tmp_path
     assert target.read_bytes() == b"mine"
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path):
+def test_the_least_recently_used_file_is_evicted_first(tmp_path):
     names = [bytes([number]) * 32 for number in range(5)]
     one_bytes = len(CODE) + code_files._TRAILER.size
     folder = CodeFolder(tmp_path, KEY, 3 * one_bytes)
@@ -178,7 +178,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
     assert [read(folder, name) is not None for name in names] == [True, False, True, True, False]
 
 
-def test_what_is_larger_than_the_cap_is_not_kept_and_drives_nothing_out(tmp_path):
+def test_an_entry_over_the_cap_is_not_kept_and_evicts_nothing(tmp_path):
     folder = CodeFolder(tmp_path, KEY, 10_000)
     folder.put(NAME, CODE)
     before = {path.name for path in tmp_path.iterdir()}
@@ -186,7 +186,7 @@ def test_what_is_larger_than_the_cap_is_not_kept_and_drives_nothing_out(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_what_was_never_finished_goes_once_it_is_old(folder, tmp_path):
+def test_old_unfinished_files_are_removed(folder, tmp_path):
     old, new, foreign = (tmp_path / name for name in ("a.1.draft", "b.2.draft", "notes.txt"))
     for path in (old, new, foreign):
         path.write_bytes(b"x")

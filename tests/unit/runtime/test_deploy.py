@@ -181,7 +181,7 @@ def fail_first(deployer, gate, engine, others, seen):
         thread.join()
 
 
-def test_a_failure_is_everybodys_and_is_not_kept(engine, config):
+def test_a_failed_compilation_fails_for_all_waiters_and_is_not_kept(engine, config):
     deployer, gate, seen = Deployer(config), Gate(CompileFailed("it burst")), []
     fail_first(deployer, gate, engine, 0, seen)
     assert [type(each) for each in seen] == [CompileFailed]
@@ -265,7 +265,7 @@ def test_a_compilation_goes_on_while_one_of_its_callers_waits(engine, config):
         ('(module (memory 60000) (func (export "main")))', ModuleMemoryTooLarge),
     ],
 )
-def test_what_the_preamble_shows_is_refused_before_anything_is_compiled(config, compiled, text, error):
+def test_a_module_refused_by_its_preamble_is_not_compiled(config, compiled, text, error):
     module = bytes(wat2wasm(text))
     with Runtime("emulator", slots=8) as runtime, closing(LocalExecutor(runtime)) as executor:
         with pytest.raises(error):
@@ -422,7 +422,7 @@ def test_without_a_way_to_map_files_they_are_copied(engine, config, compiled, mo
     assert compiled == [WASM]
 
 
-def test_what_does_not_fit_on_the_disk_is_compiled_each_time(engine, config, folder, compiled, monkeypatch):
+def test_a_module_that_does_not_fit_on_the_disk_is_compiled_each_time(engine, config, folder, compiled, monkeypatch):
     monkeypatch.setattr(CodeFolder, "put", lambda *_: 0)
     for _ in range(2):
         assert call(Deployer(config).deploy(engine, WASM, LIMITS, "a"), 1) == [2]
@@ -486,7 +486,7 @@ def test_two_processes_deploy_the_same_at_once(tmp_path):
 class TestRuntime:
     """What `Runtime.load` makes of it."""
 
-    def test_it_deploys_for_a_tenant(self, config, compiled):
+    def test_load_deploys_for_the_tenant(self, config, compiled):
         with Runtime("emulator", slots=8) as runtime:
             for tenant in ("default", "a", "a"):
                 assert runtime.load(WASM, tenant=tenant).invoke("f", [1]).values == (2,)
@@ -496,7 +496,7 @@ class TestRuntime:
                 runtime.load(WASM, tenant="../a")
 
     @pytest.mark.rule("6-uploaded")
-    def test_it_takes_no_precompiled_code(self, engine, config):
+    def test_load_refuses_precompiled_code(self, engine, config):
         code = precompiled.serialize(compile_module(engine, WASM))
         with Runtime("emulator", slots=8) as runtime, pytest.raises(InvalidWasm, match="not accepted"):
             runtime.load(code)
@@ -517,7 +517,7 @@ class TestRuntime:
             assert runtime.load(WASM).invoke("f", [1]).values == (2,)
 
 
-def test_what_is_kept_in_memory_is_bounded(engine, config, monkeypatch):
+def test_the_number_of_modules_kept_in_memory_is_bounded(engine, config, monkeypatch):
     monkeypatch.setattr("tensorwasm.runtime.deploy.deployer.KEPT_MODULES", 2)
     deployer = Deployer(config)
     for tenant in "abcabc":

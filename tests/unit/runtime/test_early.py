@@ -9,11 +9,11 @@ import pytest
 from tensorwasm.guest.native import loading
 from tensorwasm.runtime import Runtime
 
-pytestmark = pytest.mark.skipif(not loading.may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not loading.may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 ADD = (Path(__file__).parents[3] / "bench/guests/add.wasm").read_bytes()
 
 
-def test_nothing_waits_for_what_is_loaded_and_it_is_used_once_it_is_there(monkeypatch):
+def test_calls_do_not_wait_for_compiled_code_and_use_it_once_loaded(monkeypatch):
     compiling, compiled = threading.Event(), threading.Event()
 
     def fill():

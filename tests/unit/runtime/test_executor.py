@@ -82,13 +82,13 @@ def test_output_is_collected_or_heard(executor):
     assert (outcome.stdout, heard) == (b"", [("stdout", b"hello")])
 
 
-def test_a_listener_that_has_gone_is_told_to_the_guest(executor):
+def test_a_guest_learns_that_its_listener_has_gone(executor):
     assert submit(executor, "emit", listener=lambda *_: False).result(SOON_S).values == (-3,)
     with pytest.raises(OutputClosed):
         submit(executor, "say", listener=lambda *_: False).result(SOON_S)
 
 
-def test_what_waits_for_a_place_can_be_cancelled_and_statistics_count_what_runs(executor):
+def test_waiting_calls_can_be_cancelled_and_statistics_count_running_ones(executor):
     begun, go_on = threading.Barrier(3), threading.Event()
 
     def block(*_):
@@ -152,7 +152,7 @@ def test_a_guest_without_a_device_that_is_stopped_says_so_and_keeps_what_it_wrot
     assert stopped.value.trap == "cancelled"
 
 
-def test_what_has_ended_can_be_stopped_without_effect(executor):
+def test_stopping_an_ended_call_has_no_effect(executor):
     ticket = submit(executor, "add", 1, 2)
     assert ticket.result(SOON_S).values == (3,)
     ticket.stop()
@@ -198,7 +198,7 @@ def test_an_outcome_is_that_of_invoke(executor, fields):
 
 
 @given(nearly_requests())
-def test_what_is_no_request_is_refused_at_once_by_every_executor(executor, request_):
+def test_every_executor_refuses_an_invalid_request_at_once(executor, request_):
     try:
         check_request(request_)
     except (InvalidArgs, StdinTooLarge) as refused:

@@ -81,7 +81,7 @@ def test_a_path_that_cannot_be_one_is_refused(runtime):
         runtime.load("module\0.wasm")
 
 
-def test_what_a_guest_wrote_before_it_failed_is_not_lost(runtime):
+def test_output_before_a_failure_is_kept(runtime):
     text = """(module
       (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
       (memory (export "memory") 1)
@@ -111,7 +111,7 @@ def test_input_goes_in_and_chunks_come_out(runtime):
     assert (outcome.values, outcome.chunks) == ((0,), (b"prompt",))
 
 
-def test_a_client_that_left_is_told_to_the_guest(runtime):
+def test_a_guest_learns_that_its_client_has_left(runtime):
     taken = []
 
     def listen(chunk):
@@ -192,7 +192,7 @@ def test_limits_that_cannot_be_are_refused(limits):
         Runtime(limits=limits)
 
 
-def test_nothing_of_this_process_reaches_the_guest(runtime, monkeypatch):
+def test_a_guest_gets_no_arguments_variables_or_files_of_the_process(runtime, monkeypatch):
     monkeypatch.setenv("SECRET", "hunter2")
     text = """(module
       (import "wasi_snapshot_preview1" "environ_sizes_get" (func $sizes (param i32 i32) (result i32)))
@@ -226,7 +226,7 @@ def test_any_other_word_is_no_grant(word):
         parse_grants((word,))
 
 
-def test_a_trap_tells_the_guest_s_stack_by_its_functions_names():
+def test_a_trap_contains_the_guest_s_stack_with_function_names():
     text = """
     (module
       (func $inner unreachable)

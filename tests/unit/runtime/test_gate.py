@@ -25,7 +25,7 @@ from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke import dispatch
 from tensorwasm.values import NEVER, Deadline, Limits
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 PTX = ".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry nothing() { ret; }\\n"
@@ -194,7 +194,7 @@ def test_at_the_limit_a_guest_is_refused_and_goes_on(world, start, monkeypatch):
     gate.leave(sitter)
 
 
-def test_what_is_refused_for_another_reason_is_not_waited_for(world):
+def test_a_start_refused_for_another_reason_does_not_wait_at_the_gate(world):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     for start in ("launch", "launch_async"):
@@ -204,7 +204,7 @@ def test_what_is_refused_for_another_reason_is_not_waited_for(world):
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_guest_that_is_told_has_its_place(world, start):
+def test_a_notified_guest_has_its_place_in_the_gate(world, start):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     future = world.submit(start)
@@ -227,7 +227,7 @@ def test_a_guest_that_is_cancelled_leaves_the_line(world):
     assert [future.result(SOON_S).values for future in (futures[0], futures[2])] == [(1,), (3,)]
 
 
-def test_places_that_come_as_guests_give_up_are_lost_to_nobody(world):
+def test_places_freed_while_guests_give_up_are_not_lost(world):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)
     limit = Deadline.after(0.3)

@@ -21,7 +21,7 @@ from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import Limits
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 PTX = ".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry nothing() { ret; }\\n"
@@ -142,9 +142,9 @@ def besiege(host, names):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_guest_that_gives_all_it_can_holds_up_nobody(host, name):
+def test_a_guest_that_floods_the_device_delays_no_other_guest(host, name):
     besiege(host, [name])
 
 
-def test_three_hundred_that_do_so_at_once_hold_up_nobody(host):
+def test_three_hundred_flooding_guests_delay_no_other_guest(host):
     besiege(host, (list(LOOPS) * 34)[:300])

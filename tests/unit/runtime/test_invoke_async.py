@@ -28,7 +28,7 @@ from tensorwasm.runtime.invoke.deployed_module import SMALL_BYTES, is_interrupti
 from tensorwasm.runtime.invoke.inline import REST, SliceBudget
 from tensorwasm.values import Deadline, Limits
 
-pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+pytestmark = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 SOON_S = 60.0
 GUEST = """(module
@@ -121,7 +121,7 @@ def moved(runtime: Runtime, count: int = 1) -> bool:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_short_guest_never_leaves_the_thread_and_nobody_waits(runtime, function):
+def test_a_short_guest_never_leaves_the_thread_and_creates_no_waiter(runtime, function):
     threads: list[int] = []
     coroutine = function.invoke_async("say", on_chunk=lambda _: bool(threads.append(threading.get_ident())) or True)
     with pytest.raises(StopIteration) as ended:
@@ -132,7 +132,7 @@ def test_a_short_guest_never_leaves_the_thread_and_nobody_waits(runtime, functio
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_a_guest_raises_is_raised_at_once(function):
+def test_an_error_of_a_short_guest_is_raised_at_once(function):
     with pytest.raises(InvokeTimeout):
         function.invoke_async("count", (1,), deadline=Deadline(0)).send(None)
     with pytest.raises(StopIteration) as left:

@@ -184,7 +184,7 @@ def test_the_size_of_a_module_is_a_limit_that_says_its_number():
         assert fate(runtime, wasm + b"\0\x02\x01x") == "module_too_large"
 
 
-def test_what_a_sandbox_keeps_of_a_module_is_what_the_engine_counts(runtime):
+def test_the_counted_memory_of_a_module_is_what_the_engine_keeps(runtime):
     """Just below our own limit no module is too large for the pool, whatever it declares."""
     bodies, count = (EMPTY,) * 100, 100_000
     mixed = Module(

@@ -100,7 +100,7 @@ def test_an_instance_that_was_restored_goes_on_like_one_that_was_not(runtime, fu
 
 @given(first=programs(), second=programs())
 @settings(max_examples=40)
-def test_what_changed_since_an_earlier_state_makes_the_later_one_of_it(runtime, function, first, second):
+def test_a_state_and_its_changes_give_the_later_state(runtime, function, first, second):
     with function.open() as live:
         for export, args in first:
             outcome_of(live, export, args)
@@ -171,7 +171,7 @@ def test_a_call_waits_for_another_only_until_its_deadline_and_nothing_is_saved_m
         thread.join()
 
 
-def test_an_instance_whose_call_was_ended_goes_on_once_it_is_told_to(slow):
+def test_an_instance_whose_call_was_ended_goes_on_once_it_is_resumed(slow):
     with slow.open() as live:
         outcomes: list[str] = []
 
@@ -197,7 +197,7 @@ def test_an_instance_whose_call_was_ended_goes_on_once_it_is_told_to(slow):
         assert live.call("hello").stdout == b"hello"
 
 
-def test_what_only_the_engine_knows_is_refused_by_name(runtime, slow, tmp_path):
+def test_state_that_only_the_engine_has_is_refused_by_name(runtime, slow, tmp_path):
     with slow.open(grants=[f"dir:{tmp_path}:ro"]) as live, pytest.raises(NotCapturable, match="folders"):
         runtime.snapshot(live)
     with slow.open(stdin=b"text") as live, pytest.raises(NotCapturable, match="standard input"):
@@ -219,7 +219,7 @@ def test_a_snapshot_fits_its_own_module_only(runtime, function, slow):
             snapshot.invoke(twin, "load", (8,), opening())
 
 
-def test_a_memory_over_the_limits_of_whoever_restores_it_is_refused(runtime, function):
+def test_a_memory_over_the_limits_of_the_restoring_runtime_is_refused(runtime, function):
     small = runtime.load(bytes(wat2wasm(GUEST)), "small", Limits(memory_bytes=3 << 16))
     with function.open() as live:
         live.call("grow", (3,))
@@ -253,7 +253,7 @@ def test_grants_are_those_of_both(runtime, function, slow, tmp_path):
 @pytest.mark.rule("4-memory")
 @given(marks=st.lists(st.integers(0, 100_000), min_size=1, max_size=10))
 @settings(max_examples=20)
-def test_what_a_restored_instance_wrote_the_next_one_does_not_see(runtime, function, marks):
+def test_a_restored_instance_does_not_see_writes_of_an_earlier_one(runtime, function, marks):
     with function.open() as live, runtime.snapshot(live) as snapshot:
         for _ in range(2):
             with runtime.restore(snapshot, function) as restored:
@@ -297,7 +297,7 @@ def test_a_call_of_a_snapshot_is_the_first_call_of_what_is_restored_from_it(runt
 @pytest.mark.parametrize("code", ["any", "compiled"])
 def test_the_short_way_is_taken_and_shows_no_call_to_the_next_one(runtime, function, code):
     if code == "compiled" and not load_entries():
-        pytest.skip("there is no compiled code here")
+        pytest.skip("NO COMPILED CODE: it needs Linux and Numba")
     assert code == "any" or load_oneshot() is not None
     with function.open() as live:
         live.call("set-i32", (1000,))
@@ -332,7 +332,7 @@ def test_a_reservation_never_serves_another_tenant(runtime, function):
         assert place("one") == first
 
 
-def test_who_captures_an_instance_can_neither_call_nor_close_it_meanwhile(function):
+def test_an_instance_that_is_being_captured_can_neither_be_called_nor_closed(function):
     with function.open() as live:
         with live.captured():
             with pytest.raises(InternalError, match="busy"):
@@ -374,7 +374,7 @@ def held() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_neither_files_nor_mappings_are_gained(runtime, function):
+def test_restoring_gains_neither_files_nor_mappings(runtime, function):
     def cycle() -> None:
         with function.open() as live, runtime.snapshot(live) as snapshot:
             for growth in (0, 0, 1):

@@ -37,7 +37,7 @@ BARE = '(module (func (export "say") (param i32)))'
 STARTING = '(module (memory (export "memory") 1) (func unreachable) (start 0) (func (export "say") (param i32)))'
 PINNED = {"grants": ["cuda"], "memory_kind": "pinned"}
 
-fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 
 def test_a_guests_memory_is_not_managed_where_cpu_and_gpu_must_not_touch_that_at_once():
@@ -127,7 +127,7 @@ def test_other_guests_get_none(call, notes, options):
 @pytest.mark.parametrize(
     ("wat", "args"), [(BARE, (1,)), (STARTING, (1,)), (GUEST, ())], ids=["no memory", "a bad start", "bad arguments"]
 )
-def test_what_has_no_memory_or_never_begins_is_left_alone(call, notes, wat, args):
+def test_guests_without_memory_or_that_never_begin_ask_for_no_huge_pages(call, notes, wat, args):
     try:
         call("say", *args, wat=wat, **PINNED)
     except TensorWasmError:
@@ -154,7 +154,7 @@ def test_a_guest_that_is_cancelled_leaves_none(notes):
 
 
 @fibers_only
-def test_memory_that_a_kernel_may_still_reach_is_nobodys_next(notes, monkeypatch):
+def test_memory_that_a_kernel_may_still_reach_goes_to_no_other_call(notes, monkeypatch):
     monkeypatch.setattr(tensorwasm.runtime.invoke.full, "end_session", lambda session: session.close() and False)
     with Runtime("emulator", slots=8) as runtime:
         function = runtime.load(bytes(wat2wasm(GUEST)))

@@ -34,7 +34,7 @@ def test_a_runtime_caps_its_tenant():
         assert (account.max_bytes, account.device_bytes, account.refusals) == (4096, 0, 1)
 
 
-def test_the_setting_is_the_cap_where_nobody_says(monkeypatch):
+def test_the_setting_is_the_cap_unless_an_argument_overrides_it(monkeypatch):
     changed = dataclasses.replace(settings.current(), gpu_quota_mib=1)
     monkeypatch.setattr(settings, "current", lambda: changed)
     with Runtime("emulator") as runtime:

@@ -100,7 +100,7 @@ def test_an_inline_call_initialises_too(runtime):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MODULES)
-def test_who_calls_it_by_name_gets_it_once(runtime, kind, way):
+def test_initialize_called_by_name_runs_once(runtime, kind, way):
     function = runtime.load(MODULES[kind], kind)
     assert way(function, "_initialize").values == ()
     with function.open() as live:
@@ -184,7 +184,7 @@ def test_only_a_function_without_parameters_and_results_is_one(runtime, wasm, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_goes_wrong_in_it_is_told_as_of_a_start_function(runtime, way):
+def test_a_failing_initialize_raises_the_errors_of_a_start_function(runtime, way):
     with pytest.raises(GuestTrap) as trapped:
         way(runtime.load(reactor("unreachable"), "trap"), "get")
     assert trapped.value.trap == "unreachable"

@@ -23,7 +23,7 @@ def carry(request):
 
 
 @given(requests)
-def test_what_a_request_may_be_arrives_as_it_was(request_):
+def test_every_valid_request_arrives_unchanged(request_):
     check_request(request_)
     read, _ = carry(request_)
     blobs = {read.module: request_.module, read.stdin: request_.stdin, read.input: request_.input}
@@ -35,7 +35,7 @@ def test_what_a_request_may_be_arrives_as_it_was(request_):
 
 
 @given(nearly_requests())
-def test_what_is_no_request_is_refused_or_can_be_carried(request):
+def test_an_arbitrary_request_is_refused_or_arrives(request):
     try:
         check_request(request)
     except (InvalidArgs, StdinTooLarge):

@@ -80,7 +80,7 @@ def keep_chain(function, view, length=2):
             store_snapshot(view, str(step), live, MODULE, parent=str(step - 1) if step else None, keys=RING)
 
 
-def test_what_is_kept_is_found_by_name_with_its_module_and_its_chain(runtime, function, view):
+def test_a_kept_snapshot_is_found_by_name_with_its_module_and_chain(runtime, function, view):
     keep_chain(function, view, 3)
     assert loaded(runtime, view, "2", 4096, 8192, 12288) == [1, 2, 3]
     assert loaded(runtime, view, "0", 4096, 8192, 12288) == [1, 0, 0]
@@ -193,7 +193,7 @@ def test_no_chain_is_followed_for_ever(view):
 
 
 @pytest.mark.parametrize("quota", [Quota(len(MODULE) - 1, 9), Quota(len(MODULE) + 1, 9), Quota(1 << 20, 1)])
-def test_where_there_is_no_room_the_name_stays(function, quota):
+def test_a_failed_save_leaves_the_name_as_it_was(function, quota):
     view = TenantView(ContentStore(MemoryBackend(), lambda _: quota), "alice")
     view.bind("state", old := view.put("kernel", b""))
     with function.open() as live, pytest.raises(QuotaExceeded):
@@ -244,7 +244,7 @@ def test_chains_stay_whole_under_a_new_key_and_the_old_one_may_go(runtime, funct
 
 
 @pytest.mark.parametrize("method", ["resolve", "stat", "get"])
-def test_a_key_is_replaced_under_whoever_reads(runtime, function, store, view, method):
+def test_a_key_can_be_replaced_while_a_reader_reads(runtime, function, store, view, method):
     keep_chain(function, view)
     both = KeyRing.of(NEW, *RING.verifiers.values())
 

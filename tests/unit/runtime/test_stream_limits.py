@@ -63,7 +63,7 @@ def test_output_over_the_limit_is_said_to_be_cut(call, way, descriptor, name):
     assert cut.values != (0,)  # the guest is told too
 
 
-def test_a_sink_is_told_of_by_the_outcome_too(call):
+def test_truncation_for_a_sink_is_in_the_outcome_too(call):
     taken = []
     assert call("invoke", (1, 3), stdout=taken.append).truncated == ("stdout",)
     assert b"".join(taken) == b"sixsixsixsixsix"
@@ -77,6 +77,6 @@ def test_input_over_the_limit_is_refused_and_nothing_of_it_is_run(call, way):
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
-def test_who_shares_a_thread_cannot_have_the_process_s_own_streams(call, stream):
+def test_submitted_calls_cannot_use_the_process_s_own_streams(call, stream):
     with pytest.raises(InvalidArgs, match="process's own streams"):
         call("submit", (1, 1), **{stream: INHERIT})

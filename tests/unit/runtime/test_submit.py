@@ -46,7 +46,7 @@ WORK = """(module
   (memory (export "memory") 1)
   (func (export "main") (result i32) (drop (call $alloc (i32.const 64) (i32.const 0))) (call $sync)))"""
 
-fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="there are no fibers here")
+fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they need Linux and Numba")
 
 
 @pytest.fixture(params=[pytest.param("fibers", marks=fibers_only), "threads"])
@@ -105,7 +105,7 @@ def test_sinks_and_input_are_those_of_invoke(runtime):
         ("spin", (), {"deadline": Deadline(0)}, InvokeTimeout),
     ],
 )
-def test_what_invoke_raises_is_the_outcome(runtime, export, args, options, error):
+def test_an_error_of_invoke_is_the_outcome_of_submit(runtime, export, args, options, error):
     function = load(runtime)
     with pytest.raises(error):
         function.invoke(export, args, **options)
@@ -183,7 +183,7 @@ def test_cancelling_the_task_ends_the_guest(fiber_runtime):
 
 
 @fibers_only
-def test_what_has_ended_cannot_be_cancelled(fiber_runtime):
+def test_an_ended_call_cannot_be_cancelled(fiber_runtime):
     future = load(fiber_runtime).submit("add", (1, 2.0))
     future.result(SOON_S)
     assert not future.cancel()
@@ -200,7 +200,7 @@ def test_closing_the_runtime_ends_what_runs():
 @fibers_only
 @pytest.mark.parametrize("nested", ["submit", "invoke"])
 @pytest.mark.rule("12-nested")
-def test_what_a_guest_calls_cannot_run_another(fiber_runtime, nested):
+def test_a_host_function_in_a_fiber_cannot_run_another_guest(fiber_runtime, nested):
     function = load(fiber_runtime)
     error = function.submit(on_chunk=lambda _: getattr(function, nested)("add", (1, 2.0))).exception(SOON_S)
     assert isinstance(error, InternalError)

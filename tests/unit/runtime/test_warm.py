@@ -107,7 +107,7 @@ STEPS = st.lists(
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=3), STEPS)
-def test_whatever_happens_each_sandbox_serves_one_or_is_closed_once(counts, steps):
+def test_each_warm_sandbox_serves_one_call_or_is_closed_once_in_any_order_of_events(counts, steps):
     world = World(counts)
     for name, value in steps:
         match name:
@@ -171,7 +171,7 @@ def test_old_ones_are_replaced_and_a_full_pool_keeps_none():
     assert all(each.closed == 1 for each in world.made)
 
 
-def test_what_is_made_for_a_removed_specification_is_dropped():
+def test_a_sandbox_made_for_a_removed_specification_is_dropped():
     world = World([1])
     specification = world.specifications[0]
     make = specification.make
@@ -292,7 +292,7 @@ def test_a_warm_sandbox_is_used_once_and_another_is_made(runtime):
     ],
 )
 @pytest.mark.rule("4-warm")
-def test_what_a_caller_gives_is_what_its_guest_gets_and_no_other(runtime, export, options):
+def test_a_guest_gets_the_arguments_of_its_own_call(runtime, export, options):
     function = load(runtime)
     expected = function.invoke(export, **options).values if "tenant" not in options else (1, 1)
     pool = warmed(function, 2)
@@ -457,7 +457,7 @@ def test_a_module_without_a_start_is_warm_only_for_its_initialiser(runtime):
     assert (function.invoke("go").values, pool.statistics().hits) == ((7,), 1)
 
 
-def test_what_cannot_be_warmed_is_refused(runtime):
+def test_warming_a_function_that_cannot_be_warmed_is_refused(runtime):
     function = load(runtime)
     with pytest.raises(InvalidArgs, match="at least 0"):
         function.warm(-1)

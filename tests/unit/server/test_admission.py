@@ -47,7 +47,7 @@ def test_naming_another_costs_that_one_nothing(served):
     assert statuses(served, *[bearer(ALPHA, 8)] * 3, bearer(BETA), prepare=limit)[-1] == (200, None)
 
 
-def test_a_disabled_tenant_that_nobody_named_locks_nobody_out(served):
+def test_disabling_the_default_tenant_refuses_only_requests_that_name_it(served):
     def disable(service):
         service.identities.policies[0] = TenantPolicy(disabled=True)
 

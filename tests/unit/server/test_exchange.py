@@ -71,7 +71,7 @@ class Kept:
         self.cancelled = True
 
 
-def test_nothing_refers_in_a_circle_to_what_was_waited_for():
+def test_an_awaited_exchange_leaves_no_reference_cycle():
     async def run():
         departure = DisconnectWatcher(SimpleNamespace(client_disconnect=Kept), asyncio.current_task())
         waited_for = weakref.ref(departure._leaving)

@@ -117,7 +117,7 @@ def test_a_disabled_tenant_is_not_served(served):
     run(test)
 
 
-def test_too_many_requests_are_told_when_to_come_again_and_nobody_else_is(served):
+def test_a_rate_limited_tenant_gets_retry_after_and_other_tenants_are_not_limited(served):
     async def test():
         async with served(ECHO) as (service, pipeline):
             service.identities.policies[7] = TenantPolicy(quotas={"qps": 1, "burst": 3})
@@ -318,9 +318,7 @@ def test_a_bug_is_an_answer_that_says_nothing_and_a_line_in_the_log(served, capl
         (GuestTrap("engine detail"), 500, "the guest failed"),
     ],
 )
-def test_what_is_not_the_callers_business_stays_here_and_the_log_has_what_the_operator_needs(
-    served, caplog, error, status, message
-):
+def test_internal_details_are_logged_and_not_answered(served, caplog, error, status, message):
     def fail(call):
         raise error
 

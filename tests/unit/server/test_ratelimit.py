@@ -13,7 +13,7 @@ LIMITS = st.tuples(st.integers(1, 50), st.integers(1, 100))
 
 
 @given(LIMITS, st.none() | LIMITS, st.lists(st.integers(0, 10**9), min_size=1, max_size=60))
-def test_so_many_more_are_let_in_as_it_says_and_all_of_them_once_it_says_so(own, whole, pauses_ns):
+def test_the_ratelimit_field_states_how_many_more_are_admitted_and_when(own, whole, pauses_ns):
     limiter, now_ns = RateLimiter(Buckets(), *(whole or (0, 0))), 0
     for pause_ns in pauses_ns:
         now_ns += pause_ns
@@ -36,7 +36,7 @@ def test_so_many_more_are_let_in_as_it_says_and_all_of_them_once_it_says_so(own,
         assert not limiter.take("token", 7, *own, back_ns)
 
 
-def test_what_never_comes_back_and_what_is_not_limited():
+def test_the_fields_of_limits_that_never_refill_and_of_no_limits():
     assert limit_fields(RateLimiter(Buckets()).standing("token", 7, 0, 0)) == ()
     limiter = RateLimiter(Buckets())
     limiter.take("token", 7, 0, 3, 0)

@@ -8,7 +8,9 @@ import pytest
 
 from tensorwasm.server.silence import FIRST_BYTES, end_silent
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can say which connections are silent")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="LINUX ONLY: silent connections are found through its socket diagnosis"
+)
 
 
 def make_pair(stack, host="127.0.0.1"):
@@ -23,7 +25,7 @@ def make_pair(stack, host="127.0.0.1"):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("said", [b"", b"G", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"])
-def test_who_says_too_little_is_ended(host, said):
+def test_a_connection_that_sends_too_little_is_closed(host, said):
     with ExitStack() as stack:
         client, server, port = make_pair(stack, host)
         client.sendall(said)
@@ -33,7 +35,7 @@ def test_who_says_too_little_is_ended(host, said):
         assert end_silent(port, 0) == 0
 
 
-def test_who_has_spoken_or_has_time_or_is_not_the_server_s_is_left_alone():
+def test_only_silent_late_connections_of_the_server_are_closed():
     with ExitStack() as stack:
         client, server, port = make_pair(stack)
         assert end_silent(port, 60_000) == 0

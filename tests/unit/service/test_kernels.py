@@ -95,7 +95,7 @@ def test_checks_are_made_in_order():
     tell(story, publishers=["us"])
 
 
-def test_who_may_publish():
+def test_capabilities_that_may_publish_kernels():
     async def story(kernels, _database):
         dev = Principal("dev", "dev", None, frozenset({"kernels:publish"}))
         with pytest.raises(PublishDisabled):

@@ -93,7 +93,7 @@ def test_retry_after_is_whole_seconds_and_at_least_one(wait_s, said):
     assert retry_after_s(wait_s) == said
 
 
-def test_what_one_limit_refuses_the_other_has_not_counted():
+def test_a_request_refused_by_one_limit_is_not_counted_by_the_other():
     limiter = RateLimiter(Buckets(), 0, 5)
     assert limiter.take("token", 1, 0, 2, 0) == limiter.take("token", 1, 0, 2, 0) == 0.0
     assert limiter.take("token", 1, 0, 2, 0) == math.inf  # the tenant's

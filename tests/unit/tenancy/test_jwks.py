@@ -92,7 +92,7 @@ def test_only_the_public_part_of_a_key_is_read():
     st.binary(max_size=200)
     | st.recursive(st.none() | st.text(max_size=3), st.lists).map(lambda v: json.dumps({"keys": v}).encode())
 )
-def test_whatever_a_host_sends_gives_keys_or_a_value_error(text):
+def test_any_answer_of_a_host_gives_keys_or_a_value_error(text):
     with pytest.raises(ValueError, match=r"no (JWK set|key)"):
         parse_keys(text)
 

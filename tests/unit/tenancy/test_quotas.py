@@ -100,7 +100,7 @@ def test_64_tasks_release_everything_however_they_end():
 
 
 @pytest.mark.parametrize("amounts", [{"instances": -1}, {"gold": 1}, {"requests": 1, "launches_per_hour": 1}])
-def test_what_cannot_be_held_is_refused_and_changes_nothing(amounts):
+def test_an_amount_over_the_quota_is_refused_and_changes_nothing(amounts):
     quotas = Quotas()
     with pytest.raises(InvalidArgs):
         quotas.hold(7, {}, **amounts)
@@ -116,7 +116,7 @@ def test_a_refusal_names_the_quota_what_is_used_and_the_limit():
     assert quotas.held("instances") == {7: 3}
 
 
-def test_what_was_used_up_counts_for_an_hour_and_fades_in_the_next():
+def test_usage_counts_for_an_hour_and_fades_in_the_next():
     now = [NOON]
     quotas = Quotas(lambda: now[0])
     limits = {"gpu_us_per_hour": 100}

@@ -29,7 +29,7 @@ def test_a_new_token_names_its_id_and_has_256_random_bits():
 
 
 @pytest.mark.rule("14-hashed")
-def test_what_is_kept_of_a_token_is_a_digest_that_does_not_contain_it():
+def test_a_stored_digest_does_not_contain_the_token():
     minted = mint()
     assert minted.digest == digest(minted.text)
     assert len(minted.digest) == 32
@@ -90,7 +90,7 @@ def test_an_entry_with_a_bad_tenant_is_left_out_alone_with_a_warning(bad, caplog
     assert TOKEN not in caplog.text
 
 
-def test_what_follows_a_list_of_tenants_never_becomes_a_token_for_everything():
+def test_text_after_a_list_of_tenants_never_widens_the_token():
     assert parse_tokens(f"{TOKEN}:tenant=1,{OTHER}") == ()
 
 
@@ -128,7 +128,7 @@ def test_a_list_without_tenants_is_read_as_digests_and_refused_likewise():
 
 
 @given(list_texts)
-def test_neither_logs_nor_errors_contain_a_part_of_a_token(text):
+def test_logs_and_errors_contain_no_part_of_a_token(text):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

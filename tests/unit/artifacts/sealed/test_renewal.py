@@ -52,7 +52,7 @@ def read(data, ring):
     level=st.sampled_from([None, 1]),
     signer=st.sampled_from([NEW, PAIR]),
 )
-def test_what_is_renewed_is_the_same_under_the_new_keys_alone(parts, encrypted, level, signer):
+def test_a_renewed_artifact_has_the_same_contents_under_the_new_keys_only(parts, encrypted, level, signer):
     before = KeyRing.of(OLD, ciphers=[FIRST] if encrypted else [])
     both = KeyRing.of(signer, OLD, ciphers=[SECOND, FIRST])
     after = KeyRing.of(signer, ciphers=[SECOND])
@@ -67,14 +67,14 @@ def test_what_is_renewed_is_the_same_under_the_new_keys_alone(parts, encrypted, 
         read(new, before)
 
 
-def test_what_is_signed_anew_but_encrypted_under_an_old_key_is_renewed_too():
+def test_an_artifact_signed_anew_under_an_old_encryption_key_is_renewed_too():
     data = written([b"x"], KeyRing.of(NEW, ciphers=[FIRST]))
     ring = KeyRing.of(NEW, ciphers=[SECOND, FIRST])
     assert read(renewed(data, ring)[1], KeyRing.of(NEW, ciphers=[SECOND]))[1] == b"headx"
 
 
 @pytest.mark.parametrize("at", [0, 8, 100, 200, 256, 300, -1])
-def test_nothing_is_signed_that_was_not_verified(at):
+def test_renewal_signs_only_verified_artifacts(at):
     data = bytearray(written([b"text " * 3000], KeyRing.of(OLD)))
     data[at] ^= 1
     with pytest.raises(SealRefused):

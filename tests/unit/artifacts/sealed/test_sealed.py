@@ -114,7 +114,7 @@ def changed(path, at, byte):
     level=st.none() | st.integers(1, 4),
     data=st.data(),
 )
-def test_what_is_sealed_is_read(head, rest, ring, level, data):
+def test_sealed_data_is_read_back(head, rest, ring, level, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sealed"
         digest = write(path, RINGS[ring], Sealing(level), head, rest)
@@ -486,7 +486,7 @@ def test_zeros_and_what_was_there_already_are_not_stored(path):
     assert content_of(path, RINGS["encrypted"], threads=2) == HEAD + b"".join(rest)
 
 
-def test_what_does_not_shrink_lies_at_a_page(path):
+def test_uncompressed_parts_are_aligned_to_pages(path):
     write(path, rest=[os.urandom(2 * BLOCK_BYTES)])
     with open_(path) as sealed:
         raw = [block for block in sealed._blocks if block.codec == blocks.Codec.RAW]
@@ -494,7 +494,7 @@ def test_what_does_not_shrink_lies_at_a_page(path):
         assert all(block.at_bytes % 4096 == 0 for block in raw)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path, path):
+def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path, path):
     with pytest.raises((SealRefused, OSError)):
         open_(tmp_path)
     if hasattr(os, "mkfifo"):
@@ -522,7 +522,7 @@ def test_no_descriptor_is_left_behind(path):
     assert (len(list(Path("/proc/self/fd").iterdir())) if Path("/proc").exists() else 0) == before
 
 
-def test_where_files_cannot_be_read_at_an_offset_threads_take_turns(path, monkeypatch):
+def test_threads_take_turns_on_files_without_reads_at_an_offset(path, monkeypatch):
     content = os.urandom(1 << 20) * 13
     write(path, rest=[content], sealing=Sealing(threads=3))
     monkeypatch.delattr(os, "preadv", raising=False)

@@ -126,7 +126,7 @@ def changed(draw, instance):
 
 
 @given(instance=INSTANCES, ring=RINGS, sealing=SEALINGS)
-def test_what_is_written_is_read(instance, ring, sealing):
+def test_written_values_are_read_back(instance, ring, sealing):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
         digest = write_snapshot(path, instance, ring, sealing)

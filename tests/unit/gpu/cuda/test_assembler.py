@@ -190,7 +190,7 @@ def test_a_ptxas_that_does_not_print_its_release_is_skipped(ptxas, body):
 def test_the_real_ptxas_assembles_and_refuses(folders):
     assembler = find_assembler("", os.environ)
     if assembler is None:
-        pytest.skip("no ptxas on this machine")
+        pytest.skip("NO PTXAS: it is not installed")
     assert assembler.assemble(KERNEL, "sm_90", NEVER).startswith(b"\x7fELF")
     with pytest.raises(MalformedPtx, match="line 4"):
         assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90", NEVER)

@@ -77,7 +77,7 @@ def test_the_grace_begins_when_the_last_excuse_has_gone(device, stream, other, w
     assert device.delayed(stream)
 
 
-def test_what_is_given_later_is_no_excuse(device, other, third, work, find_late):
+def test_work_given_later_excuses_no_delay(device, other, third, work, find_late):
     work(other, Deadline.after(LONG_S))
     assert find_late()
     work(third, Deadline.after(LONG_S))
@@ -87,7 +87,7 @@ def test_what_is_given_later_is_no_excuse(device, other, third, work, find_late)
     assert not find_late.again()
 
 
-def test_what_was_seen_to_end_is_no_excuse_though_its_stream_works_on(device, other, work, find_late):
+def test_work_that_was_seen_to_end_excuses_no_delay(device, other, work, find_late):
     work(other, Deadline.after(LONG_S))
     event = device.events.open_event()
     device.events.record(event, other)

@@ -75,7 +75,7 @@ def test_every_stream_is_ordered_behind_every_clearing_once(device, fake, stream
     assert [len(used.handle.waits) for used in (stream, other)] == [2, 1]
 
 
-def test_what_is_written_is_read(device, stream):
+def test_written_values_are_read_back(device, stream):
     address = device.allocate(64)
     device.write(address + 8, memoryview(b"written!"), stream)
     into = bytearray(16)
@@ -166,7 +166,7 @@ def test_refusals_of_the_compiler_keep_their_kind(device, fake, code, error):
 
 
 @pytest.mark.parametrize("text", [PTX.replace("8.0", "9.5"), PTX.replace("sm_80", "sm_120")])
-def test_what_the_device_or_the_driver_lacks_is_refused_before_the_driver_sees_it(device, fake, text):
+def test_unsupported_features_are_refused_before_a_driver_call(device, fake, text):
     with pytest.raises(UnsupportedPtx):
         device.load(parse(text), NEVER)
     assert fake.images == []

@@ -20,7 +20,7 @@ def record(device, stream, work):
     return record
 
 
-def test_what_is_recorded_runs_when_it_is_replayed_and_not_before(device, fake, record):
+def test_recorded_work_runs_at_replay_and_not_before(device, fake, record):
     graph = record()
     assert fake.launches == []
     assert device.statistics().launches == 0
@@ -111,7 +111,7 @@ def test_a_recording_that_was_spoilt_is_thrown_away_and_the_stream_runs_again(de
 
 @pytest.mark.parametrize("function", ["cuStreamEndCapture", "cuGraphInstantiate"])
 @pytest.mark.parametrize("code", [1, 801, 901])
-def test_what_cannot_be_replayed_is_refused_and_nothing_of_it_stays(device, fake, stream, work, function, code):
+def test_a_graph_that_cannot_be_replayed_is_refused_and_leaves_nothing(device, fake, stream, work, function, code):
     device.graphs.begin_capture(stream)
     work(stream)
     fake.fail_once(function, 1, code)

@@ -133,7 +133,7 @@ def ptxas(release):
     ],
 )
 @pytest.mark.rule("10-compiler")
-def test_where_the_driver_is_not_to_compile_a_gpu_without_its_ptxas_is_refused(found, capability, cuda, words):
+def test_a_gpu_without_its_ptxas_is_refused_if_the_driver_must_not_compile(found, capability, cuda, words):
     fake = FakeDriver(cuda=cuda)
     fake.attributes |= dict(zip(("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"), capability, strict=True))
     with pytest.raises(DeviceUnavailable, match=words) as refused:
@@ -146,7 +146,7 @@ def test_where_the_driver_is_not_to_compile_a_gpu_without_its_ptxas_is_refused(f
 
 
 @pytest.mark.parametrize(("release", "cuda", "isa"), [((12, 4), 13000, (8, 4)), ((13, 2), 13000, (9, 0))])
-def test_where_the_driver_is_not_to_compile_a_device_takes_the_ptx_that_ptxas_knows(release, cuda, isa):
+def test_a_device_takes_the_ptx_that_ptxas_knows_if_the_driver_must_not_compile(release, cuda, isa):
     driver = Driver(FakeDriver(cuda=cuda))
     device = open_with(driver, 0, ptxas(release), jit=False)
     assert device.info.ptx_version == isa

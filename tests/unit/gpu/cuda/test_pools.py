@@ -81,7 +81,7 @@ def test_a_pool_closes_once_and_empty(device, fake, pool):
 
 
 @pytest.mark.parametrize("where", ["pool", "device", "managed"])
-def test_what_the_devices_own_pool_keeps_is_handed_back_when_another_needs_it(device, fake, pool, where):
+def test_memory_kept_by_the_devices_own_pool_is_returned_when_needed(device, fake, pool, where):
     device.free(device.allocate(64))
     fake.kept = (1 << 30) - 4096
     allocate = {

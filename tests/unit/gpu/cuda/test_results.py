@@ -28,7 +28,7 @@ def test_every_code_of_every_call_is_an_error_of_the_tree_that_names_both(code, 
 
 
 @given(st.integers(1, 2**31 - 1))
-def test_what_takes_the_device_away_is_never_the_callers_error(code):
+def test_results_that_end_the_device_are_never_the_callers_error(code):
     failure = DriverFailure("cuMemAlloc", code)
     if meaning(failure).scope is not FailureScope.CALL:
         assert not isinstance(translate(failure), CallerError)

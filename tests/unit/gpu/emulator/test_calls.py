@@ -138,7 +138,7 @@ def test_a_failed_assertion_is_a_fault(emulation):
         ("", ".reg .b128 %q; mov.b128 %q, {%rd1, %rd2};", "128-bit"),
     ],
 )
-def test_what_the_module_lacks_is_named_when_it_is_used(emulation, before, body, part):
+def test_a_missing_symbol_is_named_when_it_is_used(emulation, before, body, part):
     text = kernel(body, before=before).replace("8.0", "8.3")
     if part is None:
         emulation.launch(text, emulation.buffer([0]))

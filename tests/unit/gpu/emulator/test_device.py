@@ -181,7 +181,7 @@ def test_reads_and_writes_stay_inside_one_allocation(emulation):
 
 
 @pytest.mark.parametrize(("address", "size"), [(0, 4096), (4096, 0), (1 << 52, 4096), (-4096, 4096)])
-def test_what_cannot_be_host_memory_is_not_registered(emulation, address, size):
+def test_an_impossible_host_range_is_not_registered(emulation, address, size):
     with pytest.raises(LaunchRefused):
         emulation.device.register(address, size)
     with pytest.raises(LaunchRefused):
@@ -278,7 +278,7 @@ def test_the_places_that_deep_calls_return_to_count_as_memory_of_a_lane(emulatio
     assert lane_bytes(1100) - lane_bytes(100) == 8 * 1000
 
 
-def test_what_is_not_loaded_here_is_not_launched(emulation):
+def test_an_object_that_is_not_a_loaded_module_is_not_launched(emulation):
     config = LaunchConfig((1, 1, 1), (1, 1, 1))
     with pytest.raises(InvalidHandle):
         emulation.device.launch(object(), "k", config, [], [], emulation.stream, Deadline.after(20))

@@ -35,7 +35,7 @@ DECLARATIONS = (
         ("mov.b128 %rd1, {%rd1, %rd2}", "128-bit"),
     ],
 )
-def test_what_the_emulator_lacks_is_named_with_its_line(emulation, instruction, part):
+def test_unsupported_instructions_are_named_with_their_line(emulation, instruction, part):
     text = f"{HEAD.replace('sm_80', 'sm_90a')}.entry k()\n{{\n{DECLARATIONS}\n\n{instruction};\nret; }}"
     with pytest.raises(MalformedPtx) as caught:
         emulation.device.load(parse(text), NEVER)
@@ -228,7 +228,7 @@ def _branches_through_tables(labels):
 
 
 @pytest.mark.parametrize("hostile", [_calls_through_prototypes, _calls_through_targets, _branches_through_tables])
-def test_what_many_indirect_branches_and_calls_ask_for_is_bounded(emulation, hostile):
+def test_the_work_of_many_indirect_branches_and_calls_is_bounded(emulation, hostile):
     emulation.device.load(parse(hostile(100)), NEVER)
     with pytest.raises(UnsupportedPtx, match=f"more than {MAX_TARGETS} targets"):
         emulation.device.load(parse(hostile(1100)), NEVER)

@@ -234,7 +234,7 @@ def test_vectors_of_bytes_and_doubles(emulation):
     ],
 )
 @pytest.mark.rule("16-messages")
-def test_a_fault_does_not_tell_where_host_memory_lies(emulation, offset, access, part):
+def test_a_fault_does_not_disclose_host_addresses(emulation, offset, access, part):
     pages = mmap.mmap(-1, 4096)
     base = addressof(c_char.from_buffer(pages))
     emulation.device.register(base, 4096)

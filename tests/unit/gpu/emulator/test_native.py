@@ -40,7 +40,7 @@ def test_a_stream_that_was_never_confined_may_touch_nothing(compiled):
     assert compiled.rig.look(address) == [1]
 
 
-def test_what_is_not_there_any_more_is_out_of_reach_and_the_rest_is_not(compiled):
+def test_freed_memory_is_out_of_reach_and_the_rest_is_not(compiled):
     address = compiled.rig.words(1)
     gone = compiled.device.allocate(4)
     compiled.rig.regions.append(Region(gone, 4, host=False))
@@ -67,7 +67,7 @@ def test_the_deadline_of_a_confinement_is_kept(compiled):
         compiled.rig.drain(compiled.own)
 
 
-def test_what_is_refused_has_changed_nothing(compiled):
+def test_a_refused_call_changes_nothing(compiled):
     values = (ctypes.c_uint64 * 3)()
     places = (ctypes.c_void_p * 3)(*[ctypes.addressof(values)] * 3)
     params = ctypes.addressof(places)

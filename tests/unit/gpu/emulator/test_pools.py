@@ -31,7 +31,7 @@ def test_a_cap_is_rounded_up_and_holds_to_the_byte(emulation, pools):
     assert emulation.device.statistics().pools == 0
 
 
-def test_what_is_in_new_memory_is_nothing_to_rely_on(emulation, pools):
+def test_new_pool_memory_holds_a_pattern_and_not_zeros(emulation, pools):
     pool = pools.open_pool(MIB)
     for _ in range(2):
         address, into = pools.pool_allocate(pool, 1000), bytearray(1000)
@@ -48,7 +48,7 @@ def test_a_pool_is_no_more_than_the_device_has(emulation, pools):
     pools.close_pool(pool)
 
 
-def test_what_is_not_the_pools_is_not_taken_back(emulation, pools):
+def test_memory_of_another_pool_is_not_taken_back(emulation, pools):
     one, other = pools.open_pool(MIB), pools.open_pool(MIB)
     address = pools.pool_allocate(one, 256)
     plain = emulation.device.allocate(256)

@@ -54,7 +54,7 @@ def test_one_value_at_one_place_is_no_race(emulation):
         "fence.acq_rel.cta;",
     ],
 )
-def test_what_orders_accesses_of_a_warp(emulation, order):
+def test_operations_that_order_accesses_of_a_warp(emulation, order):
     body = f"st.shared.u32 [%r10], %r0; {order} ld.shared.u32 %r1, [%r11]; {order} st.shared.u32 [%r10], %r1;"
     assert run(emulation, body)[:64].tolist() == [t ^ 1 for t in range(64)]
 

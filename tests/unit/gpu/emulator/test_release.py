@@ -150,7 +150,7 @@ def test_a_copy_that_has_not_begun_faults(emulation, case, inward):
     other.release(host)
 
 
-def test_what_is_no_host_memory_is_not_copied(emulation):
+def test_a_copy_from_unknown_host_memory_is_refused(emulation):
     unified, device = emulation.device.unified, emulation.device
     target = device.allocate(1 << 18)
     base = unified.reserve(1 << 18)
@@ -171,7 +171,7 @@ def test_what_is_no_host_memory_is_not_copied(emulation):
     device.synchronize(emulation.stream, NEVER)
 
 
-def test_what_is_released_is_no_region_of_a_launch(emulation, case, loaded):
+def test_released_memory_is_no_region_of_a_launch(emulation, case, loaded):
     region = case.make()
     case.release(region)
     with pytest.raises(LaunchRefused):

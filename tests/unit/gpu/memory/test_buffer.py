@@ -97,7 +97,7 @@ def test_a_new_buffer_is_zero_and_describes_itself(device, kind):
     st.integers(1, 3 * PAGE),
     st.lists(st.tuples(st.integers(-2, 3 * PAGE), st.binary(max_size=40)), max_size=10),
 )
-def test_what_is_written_is_read_and_nothing_beside_it(kind, size, writes):
+def test_written_bytes_are_read_back_without_their_neighbours(kind, size, writes):
     device = FakeMemory()
     model = bytearray(size)
     with UnifiedBuffer.allocate(device, size, kind) as buffer:
@@ -276,7 +276,7 @@ def test_growth_that_fails_has_changed_nothing(device, account, kind, error):
         ("vmm", 0, GRANULE_BYTES),
     ],
 )
-def test_what_is_held_is_charged(device, account, kind, charged, pinned):
+def test_held_memory_is_charged(device, account, kind, charged, pinned):
     capacity = None if kind == "device" else ROOM
     with UnifiedBuffer.allocate(device, 1000, kind, capacity_bytes=capacity, account=account) as buffer:
         statistics = account.statistics()
@@ -388,7 +388,7 @@ def test_a_buffer_of_which_there_is_a_view_is_not_closed(device, kind):
     buffer.close()
 
 
-def test_what_the_device_does_not_let_go_of_stays_and_stays_charged(device, account, kind):
+def test_memory_that_the_device_does_not_release_stays_charged(device, account, kind):
     buffer = UnifiedBuffer.allocate(device, 100, kind, account=account)
     device.failures[CLOSING[kind]] = DeviceLost("gone")
     with pytest.raises(DeviceLost):

@@ -34,7 +34,7 @@ def windows(draw):
 
 
 @given(st.lists(windows(), max_size=MOST_MOVES))
-def test_what_is_moved_are_the_pages_of_the_windows_once_or_nothing(asked):
+def test_prefetch_moves_each_page_of_the_windows_once_or_none(asked):
     spans = Prefetch(FakeMemory()).choose(asked, MEMORY)
     touched = {
         page
@@ -102,7 +102,7 @@ def test_a_device_without_concurrent_access_is_not_asked(device):
     assert Prefetch(device).choose([(BASE, MEMORY.size_bytes)], MEMORY) == []
 
 
-def test_where_moving_has_no_effect_it_is_tried_once_and_logged_once(device, caplog):
+def test_prefetch_without_effect_is_tried_once_and_logged_once(device, caplog):
     prefetch._log_ineffective.cache_clear()
     device.prefetch = lambda *_, to_host: False
     with caplog.at_level(logging.INFO, prefetch.__name__):

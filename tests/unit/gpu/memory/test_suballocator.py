@@ -96,7 +96,7 @@ def test_a_small_cap_is_one_chunk_so_that_a_drivers_grain_does_not_matter(bench)
     assert one.suballocator.statistics().chunk_bytes == 64 * MIB
 
 
-def test_what_a_tenant_keeps_empty_is_no_other_tenants_refusal():
+def test_empty_blocks_of_one_tenant_cause_no_refusal_for_another():
     pools, accounts = FakePools(device_bytes=64 * MIB), Accounts(MemoryLedger())
     suballocators = []
     spare = lambda: sum(suballocator.trim() for suballocator in suballocators) > 0  # noqa: E731 - as the device's sessions share it
@@ -264,7 +264,7 @@ def test_a_chunk_that_the_device_does_not_take_back_is_counted_and_not_used_agai
     assert one.suballocator.allocate(20 * MIB).address != regions[0].address
 
 
-def test_what_is_freed_twice_or_was_never_there_is_a_bug_and_changes_nothing(bench):
+def test_freeing_twice_or_an_unknown_address_is_an_internal_error_without_effect(bench):
     one = bench()
     region, bystander = one.suballocator.allocate(1000), one.suballocator.allocate(1000)
     one.suballocator.free(region)

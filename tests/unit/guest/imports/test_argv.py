@@ -18,7 +18,7 @@ SIZES = {row.tag: 1 + row.value_bytes for row in ARG_TAGS}
 
 
 @given(st.lists(records, max_size=128))
-def test_what_is_written_is_read_back(args):
+def test_encoded_arguments_are_decoded_unchanged(args):
     assert parse_argv(encode_argv(args)) == tuple(args)
 
 

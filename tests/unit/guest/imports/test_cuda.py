@@ -447,7 +447,7 @@ def test_sync_waits_for_work_in_flight(guest):
     "error", [InvokeTimeout("late"), DeviceLost("gone"), InternalError("bug"), RuntimeError("bug")]
 )
 @pytest.mark.parametrize("where", ["launch", "synchronize"])
-def test_what_is_not_the_guests_to_handle_ends_its_call(guest, where, error):
+def test_errors_that_a_guest_cannot_handle_end_its_call(guest, where, error):
     kernel = guest.load()
     guest.device.failures[where] = error
     with pytest.raises(type(error)) as caught:

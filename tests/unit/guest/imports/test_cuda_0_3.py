@@ -129,7 +129,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("name", "params", "answered", "asked", "told"), ASKED)
-def test_what_a_function_asks_of_the_session(guest, name, params, answered, asked, told):
+def test_each_function_makes_one_call_of_the_session(guest, name, params, answered, asked, told):
     guest.session.answers[asked[0]] = answered
     assert guest(name, *params) == told
     assert guest.session.calls == [asked]
@@ -172,7 +172,7 @@ def test_a_refusal_is_a_code_and_leaves_its_text(guest, name, error, code):
 
 @pytest.mark.parametrize("error", [InvokeTimeout("late"), DeviceLost("gone"), InternalError("bug")])
 @pytest.mark.parametrize("name", METHOD_OF)
-def test_what_is_not_the_guests_to_handle_ends_its_call(guest, name, error):
+def test_errors_that_a_guest_cannot_handle_end_its_call(guest, name, error):
     guest.session.refusals[METHOD_OF[name]] = error
     with pytest.raises(type(error)) as caught:
         guest(name, *PARAMS[name])
@@ -264,7 +264,7 @@ def test_a_guest_without_memory_has_no_windows(guest):
 
 
 @pytest.mark.rule("2-text")
-def test_a_text_and_the_name_of_its_entry_are_copied_before_anybody_reads_them():
+def test_a_text_and_the_name_of_its_entry_are_copied_before_they_are_read():
     session = FakeSession()
     call = FakeCall(services={"cuda": CudaService(session)})
     call.memory.write(0, b"text" + b"name")
@@ -315,7 +315,7 @@ def test_attributes_of_the_device(guest, attribute, answer):
     assert guest("device_attribute", attribute) == answer
 
 
-def test_a_gpu_is_told_from_the_emulator(guest):
+def test_device_attributes_distinguish_a_gpu_from_the_emulator(guest):
     guest.session.info = dataclasses.replace(guest.session.info, kind="cuda", concurrent_managed_access=True)
     assert guest("device_attribute", 1) == guest("device_attribute", 11) == 1
 

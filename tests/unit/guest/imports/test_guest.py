@@ -139,7 +139,7 @@ def test_a_kernel_that_never_ends_ends_at_the_deadline(emulator, spawn):
 
 
 @pytest.mark.parametrize("error", [InvokeTimeout("late"), DeviceLost("gone"), KeyboardInterrupt()])
-def test_what_ends_a_call_reaches_its_caller_as_it_is(spawn, error):
+def test_an_error_that_ends_a_call_reaches_its_caller_unchanged(spawn, error):
     device = FakeDevice()
     instance = spawn(device, guest(FOREVER, b"forever"))
     instance.call("load")

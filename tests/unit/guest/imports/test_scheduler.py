@@ -21,7 +21,7 @@ def call(monkeypatch):
     ("left_ns", "verdict"),
     [(None, 0), (60_000_000_000, 0), (10_000_000, 0), (9_999_999, 1), (1, 1), (0, 2), (-1, 2), (-(10**15), 2)],
 )
-def test_yield_tells_how_near_the_deadline_is(call, left_ns, verdict):
+def test_yield_answers_how_near_the_deadline_is(call, left_ns, verdict):
     assert yield_(call(left_ns)) == verdict
 
 

@@ -195,7 +195,7 @@ def test_until_all_is_done_the_answer_is_a_failure(addresses, name):
 
 @pytest.mark.parametrize("name", [name for name, source in compiled.SOURCES.items() if source.starts])
 @pytest.mark.rule("1-preset")
-def test_what_was_started_and_ends_without_an_answer_is_a_failure(addresses, name):
+def test_a_started_call_that_ends_without_an_answer_is_a_failure(addresses, name):
     put, params, _ = CALLS[name]
     caller = Caller()
     put(caller)
@@ -287,7 +287,7 @@ ENDS = {
 @pytest.mark.rule("1-regions", "1-twin")
 @pytest.mark.parametrize("what", ENDS)
 @pytest.mark.parametrize("beyond", [0, 1, 8])
-def test_what_ends_with_the_memory_is_taken_and_what_ends_beyond_it_is_left_to_python(addresses, what, beyond):
+def test_a_range_that_ends_with_the_memory_is_taken_and_a_longer_one_left_to_python(addresses, what, beyond):
     name, put = ENDS[what]
     caller = Caller()
     params = put(caller, END + beyond)

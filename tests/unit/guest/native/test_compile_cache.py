@@ -98,7 +98,7 @@ def test_a_folder_that_others_could_write_to_is_refused(tmp_path, use, damage, r
 
 
 @pytest.mark.rule("11-cache")
-def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
+def test_a_folder_of_another_user_is_refused(tmp_path, use, monkeypatch):
     use(tmp_path)
     (tmp_path / "native").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -107,7 +107,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, use, monkeypatch):
 
 
 @pytest.mark.rule("11-cache")
-def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
+def test_a_parent_folder_of_another_user_is_refused(tmp_path, use, monkeypatch):
     use(tmp_path / "mine")
     (tmp_path / "mine").mkdir(mode=0o700)
     monkeypatch.setattr(folders, "_ROOT", -1)
@@ -117,7 +117,7 @@ def test_nor_may_the_folder_above_be_somebody_elses(tmp_path, use, monkeypatch):
 
 
 @pytest.mark.rule("11-cache")
-def test_nor_may_anybody_move_a_folder_further_up(tmp_path, use):
+def test_a_folder_that_others_could_move_is_refused_at_any_depth(tmp_path, use):
     use(tmp_path / "open" / "mine")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -142,7 +142,7 @@ def test_without_a_folder_things_are_compiled_and_not_kept(tmp_path, use, caplog
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_what_was_compiled_is_found_again(tmp_path, use):
+def test_compiled_code_is_found_again(tmp_path, use):
     use(tmp_path)
     folder = compiled.open_cache()
     source = compiled.SOURCES["deadline-remaining-ms"]

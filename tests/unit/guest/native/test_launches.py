@@ -164,7 +164,7 @@ def test_a_deadline_that_is_near_is_left_to_python(bench):
     assert bench.instance.call("wasi_cuda_launch", params, deadline=Deadline.after(5)) == [0]
 
 
-def test_what_the_driver_refuses_python_tries_once_more(bench):
+def test_python_retries_a_launch_that_the_driver_refuses(bench):
     asked = put_simple(bench)
     bench.driver.results["launch_kernel"] = 701
     assert ask(bench, asked) == -99
@@ -272,7 +272,7 @@ def test_a_buffer_is_judged_by_its_own_row(bench):
         assert ask(bench, Asked(LaunchConfig((1, 1, 1), (1, 1, 1)), argv, 0, len(argv))) == answer
 
 
-def test_what_there_is_no_room_for_is_left_to_python(bench):
+def test_launches_without_room_are_left_to_python(bench):
     """Python waits for room where a call of the driver would wait for a kernel to end."""
     bench.hand.put_stream(34, 0x34)
     bench.hand.put_graph(3, 0x6A, 2, steps=5)

@@ -135,7 +135,7 @@ def test_a_deadline_that_is_near_is_left_to_python(bench):
     ],
 )
 @pytest.mark.rule("1-twin")
-def test_what_is_not_inside_the_memory_is_left_to_python(bench, text_at, entry_at):
+def test_ranges_outside_the_memory_are_left_to_python(bench, text_at, entry_at):
     bench.call(LOAD, signed(text_at), len(TEXT), signed(entry_at), len(ENTRY))
     assert not bench.went_native()
 

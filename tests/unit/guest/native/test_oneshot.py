@@ -227,7 +227,7 @@ def test_memory_that_is_never_let_go_keeps_its_slot_and_its_layout(make_oneshot,
 
 
 @pytest.mark.rule("4-staging")
-def test_what_a_slot_was_used_for_is_cleared(make_oneshot):
+def test_a_used_slot_is_cleared(make_oneshot):
     sandbox, slot = make_oneshot(), ctypes.create_string_buffer(b"x" * 64, 64)
     pad = sandbox._state.layout
     pad.stage_at, pad.stage_bytes, pad.stage_used = ctypes.addressof(slot), 64, 40

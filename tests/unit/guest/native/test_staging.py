@@ -110,7 +110,7 @@ def test_a_slot_that_is_too_small_is_left_to_python(bench, slot):
 @example(program=[[WindowArg(0, 256)]], left=255)
 @example(program=[[WindowArg(0, 256)], [WindowArg(255, 1)]], left=511)
 @example(program=[[WindowArg(0, 256)], [WindowArg(255, 1)]], left=512)
-def test_what_is_staged_is_counted_as_python_counts_it(make_bench, slot, program, left):
+def test_staged_bytes_are_counted_as_in_python(make_bench, slot, program, left):
     bench = make_bench(16)
     open_slot(bench, slot)
     bench.pad.stage_left = left
@@ -135,7 +135,7 @@ BLOCKED = {
 
 
 @pytest.mark.parametrize("blocked", BLOCKED)
-def test_what_cannot_be_staged_is_left_to_python(bench, slot, blocked):
+def test_windows_that_cannot_be_staged_are_left_to_python(bench, slot, blocked):
     open_slot(bench, slot)
     BLOCKED[blocked](bench)
     assert launch(bench, [WindowArg(0, 16)]) == -99

@@ -127,7 +127,7 @@ def test_sync_waits_for_every_stream(bench):
     assert (bench.pad.pending, bench.pad.streams[0].pending, bench.pad.streams[3].pending) == (0, 0, 0)
 
 
-def test_sync_with_nothing_to_wait_for_asks_no_one(bench):
+def test_sync_with_nothing_to_wait_for_makes_no_driver_call(bench):
     bench.driver.results["stream_query"] = 700
     assert bench.call("wasi_cuda_sync") == 0
     assert bench.went_native()

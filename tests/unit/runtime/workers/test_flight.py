@@ -52,7 +52,7 @@ def test_a_worker_that_sends_more_than_it_was_asked_for_breaks_the_protocol():
     go_on.set()
 
 
-def test_what_is_taken_is_credited_and_so_any_number_of_parts_arrives():
+def test_parts_taken_are_credited_so_any_number_arrives():
     worker, heard = Worker(), []
     flight = Flight(1, Request(b""), lambda _, data: heard.append(data) or True, worker)
     sent = 10 * WINDOW
@@ -65,7 +65,7 @@ def test_what_is_taken_is_credited_and_so_any_number_of_parts_arrives():
 
 
 @pytest.mark.parametrize("answer", [False, None, ValueError])
-def test_a_listener_that_wants_no_more_is_told_of_at_once(answer):
+def test_a_listener_that_wants_no_more_is_reported_to_the_worker_at_once(answer):
     def listen(*_):
         if answer is ValueError:
             raise ValueError
@@ -79,7 +79,7 @@ def test_a_listener_that_wants_no_more_is_told_of_at_once(answer):
     assert (worker.hushed, worker.credits) == (1, [])
 
 
-def test_what_a_listener_raises_is_the_outcome_even_if_the_guest_then_ends_itself():
+def test_an_error_of_a_listener_is_the_outcome_even_if_the_guest_then_ends_itself():
     """A guest whose deadline passes while nobody takes what it sent may hear of that first, and return."""
 
     def listen(*_):
@@ -93,7 +93,7 @@ def test_what_a_listener_raises_is_the_outcome_even_if_the_guest_then_ends_itsel
     assert isinstance(flight.ticket.exception(SOON_S), InvokeTimeout)
 
 
-def test_what_ended_the_guest_counts_before_what_a_listener_raises():
+def test_the_end_of_a_guest_precedes_a_later_error_of_a_listener():
     def listen(*_):
         raise InvokeTimeout("the deadline passed")
 

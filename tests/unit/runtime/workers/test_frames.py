@@ -26,14 +26,14 @@ def read(splitter, data, sizes):
 
 
 @given(st.lists(to_worker, max_size=5), st.lists(st.integers(0, 40), max_size=10))
-def test_what_a_parent_says_arrives_as_it_was_in_whatever_pieces(said, sizes):
+def test_frames_of_a_parent_arrive_unchanged_in_any_pieces(said, sizes):
     splitter = Splitter(TO_WORKER)
     assert read(splitter, b"".join(map(encode, said)), sizes) == said
     assert not splitter._pending
 
 
 @given(st.lists(from_worker, max_size=5), st.lists(st.integers(0, 40), max_size=10))
-def test_what_a_worker_says_arrives_as_it_was_in_whatever_pieces(said, sizes):
+def test_frames_of_a_worker_arrive_unchanged_in_any_pieces(said, sizes):
     splitter = Splitter(FROM_WORKER)
     assert read(splitter, b"".join(map(encode, said)), sizes) == said
     assert not splitter._pending
@@ -122,7 +122,7 @@ def test_every_bit_of_a_float_arrives(bits):
     assert struct.unpack("<Q", struct.pack("<d", done.values[0])) == (bits,)
 
 
-def test_what_is_too_long_for_its_kind_is_not_sent():
+def test_a_frame_too_long_for_its_kind_is_not_sent():
     with pytest.raises(BrokenFrame, match="at most"):
         encode(frames.SickFrame("x" * (65 << 10)))
 

@@ -42,7 +42,7 @@ class Piece:
 
 
 @pytest.mark.parametrize("kind", ["threads", "children", "descriptors"])
-def test_what_goes_away_is_no_fault_and_what_takes_its_place_is(kind):
+def test_a_removed_entry_is_no_leftover_and_its_replacement_is_one(kind):
     earlier = Piece(kind)
     before = Before()
     assert before.new(0.0) == {}

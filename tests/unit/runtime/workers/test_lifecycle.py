@@ -33,7 +33,7 @@ def waits(life, clock, blamed, times):
     return found
 
 
-def test_nothing_leads_out_of_the_last_states():
+def test_the_last_states_are_final():
     assert {state for state, _ in TRANSITIONS}.isdisjoint({State.RETIRED, State.FAILED})
 
 
@@ -106,7 +106,7 @@ def test_wanted_gone_for_good_wins_over_a_replacement(life):
 
 
 @given(st.lists(st.sampled_from(["ready", "good", "replace", "blamed", "idle", "unfit", "wait"]), max_size=40))
-def test_whatever_happens_the_worker_is_in_a_state_the_table_allows(happenings):
+def test_any_order_of_events_keeps_the_worker_in_an_allowed_state(happenings):
     clock = Clock()
     life = Lifecycle(BACKOFF, clock)
     for what in happenings:

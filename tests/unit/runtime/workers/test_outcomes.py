@@ -63,7 +63,7 @@ def test_an_error_crosses_with_its_class_its_text_and_what_it_carries(kind):
     st.text(max_size=300),
     st.dictionaries(st.sampled_from(["trap", "code", "line", "column", "__class__"]), st.integers(0, 9) | st.text()),
 )
-def test_whatever_a_worker_answers_the_error_is_one_of_the_tree_or_refused(kind, message, details):
+def test_any_error_that_a_worker_answers_is_a_known_kind_or_refused(kind, message, details):
     try:
         rebuilt = rebuild_error(FailedFrame(1, kind, message, details))
     except BrokenFrame:
@@ -155,7 +155,7 @@ def done(**changes):
     ids=repr,
 )
 @pytest.mark.rule("11-claims")
-def test_what_is_no_result_of_the_call_is_refused(frame):
+def test_an_answer_that_is_no_result_of_the_call_is_refused(frame):
     with pytest.raises(BrokenFrame):
         rebuild_result(frame, "f", b"", b"", ())
 

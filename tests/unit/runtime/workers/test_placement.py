@@ -117,7 +117,7 @@ def groups(place, multiprocessors, size):
     st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 7)), max_size=40),
     st.integers(0, 30),
 )
-def test_no_two_shares_overlap_whoever_comes_and_goes_and_whatever_the_driver_rounds_to(sizes, events, more):
+def test_no_two_shares_overlap_in_any_order_of_arrivals_and_for_any_rounding_of_the_driver(sizes, events, more):
     shares, living, numbers = GpuShares(sizes), {}, iter(range(100))
     size = math.gcd(*sizes) + more
     for comes, which, whose in events:
@@ -159,7 +159,7 @@ def test_the_smallest_gap_that_is_large_enough_is_taken_and_gaps_that_touch_are_
     assert shares.take(10, 32) == SmPlacement(8, (64, 8))
 
 
-def test_what_nobody_is_behind_is_free_for_a_share_of_any_size():
+def test_groups_at_the_end_are_free_for_a_share_of_any_size():
     shares = GpuShares([8, 64])
     for owner, asked in enumerate([8, 64, 8]):
         shares.take(owner, asked)

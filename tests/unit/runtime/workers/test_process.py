@@ -43,7 +43,7 @@ def test_ending_a_process_ends_what_it_started():
     assert gone
 
 
-def test_a_process_that_ends_by_itself_tells_how():
+def test_the_exit_status_of_a_process_that_ends_by_itself_is_reported():
     process = spawn("import sys; sys.exit(5)")
     assert readable(process.link)
     process.wait(60)

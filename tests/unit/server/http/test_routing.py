@@ -88,7 +88,7 @@ def test_unusual_paths_match_nothing(path):
         TABLE.allowed(path)
 
 
-def test_a_wrong_method_is_told_the_allowed_ones():
+def test_a_wrong_method_is_answered_with_the_allowed_ones():
     with pytest.raises(WrongMethod) as wrong:
         TABLE.match("DELETE", "/functions")
     assert wrong.value.allowed == ("GET", "HEAD", "OPTIONS", "POST")

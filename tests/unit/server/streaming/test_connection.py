@@ -37,7 +37,7 @@ async def find(accepted):
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_what_is_sent_reaches_the_client_of_that_address(family):
+def test_sent_bytes_reach_the_client_of_that_address(family):
     async def story():
         with ExitStack() as stack:
             ends = [connect(stack, family) for _ in range(20)]
@@ -66,7 +66,7 @@ def test_no_descriptor_is_kept():
 
 
 @pytest.mark.parametrize("client", ["", "unix:", "/run/x.sock", "127.0.0.1", "127.0.0.1:x", "uds:1.2"])
-def test_what_is_no_address_leads_to_nothing(client):
+def test_a_peer_that_is_not_an_address_gives_no_connection(client):
     assert asyncio.run(Connection.find(client, "127.0.0.1:80")) is None
 
 

@@ -264,7 +264,7 @@ def test_after_a_file_was_moved_a_new_one_continues_its_chain(tmp_path):
     assert verify(path).first_seq > 1
 
 
-def test_what_cannot_be_written_to_a_moved_file_goes_into_the_new_one(tmp_path, disk):
+def test_lines_that_a_moved_file_cannot_take_go_into_the_new_one(tmp_path, disk):
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
     AuditLog(path).close()
     log = AuditLog(path, flush_s=LONG_S)

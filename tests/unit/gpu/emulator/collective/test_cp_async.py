@@ -277,7 +277,7 @@ def test_a_cache_policy_is_taken_and_ignored():
         ("mbarrier.arrive.shared::cluster.b64", "clusters"),
     ],
 )
-def test_what_is_lacking_is_refused_by_name_and_place(mnemonic, named):
+def test_unsupported_forms_are_refused_by_name_and_place(mnemonic, named):
     with pytest.raises(UnsupportedPtx, match=named) as refusal:
         build(mnemonic, address("%r1"), address("%rd1"), Int(16))
     assert (refusal.value.line, refusal.value.column) == (2, 9)

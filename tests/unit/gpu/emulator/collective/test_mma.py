@@ -142,7 +142,7 @@ def test_warps_do_not_mix():
         ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8", "m16n16"),
     ],
 )
-def test_what_is_lacking_is_refused_by_name_and_place(mnemonic, named):
+def test_unsupported_forms_are_refused_by_name_and_place(mnemonic, named):
     with pytest.raises(UnsupportedPtx, match=named) as refusal:
         compile_warp_op(instruction(mnemonic, 4, 4, 2, 4))
     assert (refusal.value.line, refusal.value.column) == (3, 5)
