@@ -24,7 +24,7 @@ from tensorwasm.cli.app import app  # noqa: E402 - the same
 from tensorwasm.settings import SETTINGS  # noqa: E402 - the same
 from tensorwasm.settings.client import CLIENT_SETTINGS  # noqa: E402 - the same
 from tensorwasm.settings.service import SERVICE_SETTINGS  # noqa: E402 - the same
-from tensorwasm.telemetry.families import FAMILIES  # noqa: E402 - the same
+from tensorwasm.telemetry.metrics import FAMILIES  # noqa: E402 - the same
 
 FOLDER = ROOT / "docs" / "reference"
 

@@ -14,8 +14,7 @@ from typing import Final
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.usage import AMOUNTS, HOUR_MS, UsageAmounts, add_usage, list_device_usage, list_usage
 from tensorwasm.errors import InvalidRequest
-from tensorwasm.service.clock import SYSTEM, Clock
-from tensorwasm.service.maintenance import run_round
+from tensorwasm.service.clock import SYSTEM, Clock, run_round
 from tensorwasm.tenancy.quotas import Quotas
 
 _log = logging.getLogger(__name__)

@@ -48,10 +48,7 @@ class Settings:
         "Linear memory of one sandbox in MiB, at most 4096.",
     )
     stack_kib: int = setting(
-        "TENSOR_WASM_STACK",
-        count,
-        _DEFAULTS.stack_bytes >> 10,
-        "Wasm stack of each call in KiB, 16 to 65536.",
+        "TENSOR_WASM_STACK", count, _DEFAULTS.stack_bytes >> 10, "Wasm stack of each call in KiB, 16 to 65536."
     )
     module_mib: int = setting(
         "TENSOR_WASM_MODULE", count, _DEFAULTS.module_bytes // MIB, "Maximum size of a module in MiB."
@@ -130,10 +127,7 @@ class Settings:
         "Compiled host functions for guests with a GPU: auto (on CUDA devices), on or off.",
     )
     cache: str = setting(
-        "TENSOR_WASM_CACHE",
-        text,
-        "",
-        "Folder for compiled code; by default tensor-wasm in the user's cache folder.",
+        "TENSOR_WASM_CACHE", text, "", "Folder for compiled code; by default tensor-wasm in the user's cache folder."
     )
     code_cache_mib: int = setting(
         "TENSOR_WASM_CODE_CACHE", size, 1024, "Maximum size of the compiled modules in the cache in MiB; 0 keeps none."

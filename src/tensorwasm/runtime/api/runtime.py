@@ -22,9 +22,8 @@ from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.runtime.api.checks import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.lazy_device import LazyDevice
-from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics
+from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics, StopHook
 from tensorwasm.runtime.deploy.form import Form, engine_of, linker_of, make_linker
-from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -220,12 +219,7 @@ class Runtime:
         return archive.save_file(live, path, **options)
 
     def open_snapshot(
-        self,
-        path: Name,
-        *,
-        tenant: str = DEFAULT_TENANT,
-        parents: Sequence[Name] = (),
-        keys: KeyRing | None = None,
+        self, path: Name, *, tenant: str = DEFAULT_TENANT, parents: Sequence[Name] = (), keys: KeyRing | None = None
     ) -> Snapshot:
         """Verify a file, read it into memory, and cache it for the same tenant (TENSOR_WASM_SNAPSHOT_CACHE). Blocks.
 

@@ -45,10 +45,7 @@ Announce = Callable[[Callable[[], None]], object]
 
 
 def run_full(
-    call: Call,
-    *,
-    on_device: Callable[[DeviceInfo, str], object] | None = None,
-    announce: Announce | None = None,
+    call: Call, *, on_device: Callable[[DeviceInfo, str], object] | None = None, announce: Announce | None = None
 ) -> Invocation:
     """Make a sandbox, call the export and tear the sandbox down. Blocks; the guest runs without the GIL.
 

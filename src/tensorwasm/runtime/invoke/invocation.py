@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tensorwasm.errors import GuestTrap
 from tensorwasm.guest.engine import codec
-from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.deploy.deployer import StopHook
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,9 +59,9 @@ class PendingInvocation(Future[Invocation]):
     `result` raises what ended the call; `errors.TensorWasmError.retryable` says whether to try again.
     """
 
-    def __init__(self, hook: StopHook | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.hook = hook or StopHook()  # stops the call; for what runs it
+        self.hook = StopHook()  # stops the call; for what runs it
         # How long the guest has run, without waits and other guests' turns; None unless it was measured.
         self.spent_ns: int | None = None
 

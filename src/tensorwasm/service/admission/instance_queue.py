@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Protocol
 
 from tensorwasm import machine_memory
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas
 from tensorwasm.values import MIB, Deadline
 
@@ -66,13 +67,18 @@ class InstanceQueue:
     A call that only its own tenant's quota or share holds back does not block others, and one that waits for the
     machine's memory does not block small ones (`PASSING`).
 
+    Args:
+        quotas: what is held.
+        policy: returns a tenant's policy, whose quotas `freed` observes.
+
     Attributes:
         waits: number of calls that had to wait.
         idle: instances that can be evicted; None for none.
     """
 
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: Quotas, policy: Callable[[int], TenantPolicy]) -> None:
         self._quotas = quotas
+        self._policy = policy
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
@@ -129,11 +135,9 @@ class InstanceQueue:
         self._serve()
 
     @asynccontextmanager
-    async def freed(
-        self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline
-    ) -> AsyncIterator[None]:
+    async def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AsyncIterator[None]:
         """Wait as `hold` does for memory that the caller then takes itself, inside the context and before any await."""
-        hold = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
+        hold = await self._wait(_Wanted(tenant, self._policy(tenant).quotas, memory_bytes, 0), deadline)
         self._release(tenant, hold)
         try:
             yield

@@ -20,6 +20,15 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import CompileTimeout, Conflict, NotFound
 from tensorwasm.service.functions import records
+from tensorwasm.service.functions.checks import (
+    DEFAULT_OPTIONS,
+    Ceilings,
+    Reference,
+    checked_alias,
+    checked_name,
+    is_id,
+    parse_reference,
+)
 from tensorwasm.service.functions.loading import (
     Gone,
     LoadedFunction,
@@ -30,8 +39,6 @@ from tensorwasm.service.functions.loading import (
     cancel_when_gone,
 )
 from tensorwasm.service.functions.modules import Modules
-from tensorwasm.service.functions.names import Reference, checked_alias, checked_name, is_id, parse_reference
-from tensorwasm.service.functions.options import DEFAULT_OPTIONS, Ceilings
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
 from tensorwasm.service.pages import checked_limit, parse_cursor
@@ -293,7 +300,7 @@ class Functions:
             limits=loaded.function.host.limits,
             tenant=str(record.tenant),
             cuda=cuda,
-            inline=not cuda and not options.warm,
+            may_begin_here=not cuda and not options.warm,
             default_ns=int((options.timeout_s or self._ceilings.limits.wall_s) * 1e9),
             until_ns=float("inf") if self._ttl_s is None else time.monotonic_ns() + self._ttl_s * 1e9,
         )
@@ -318,13 +325,7 @@ class Functions:
         return stale, missing
 
     async def _admit(
-        self,
-        tenant: int,
-        function_id: str,
-        name: str,
-        source: bytes | str,
-        options: FunctionOptions,
-        gone: Gone | None,
+        self, tenant: int, function_id: str, name: str, source: bytes | str, options: FunctionOptions, gone: Gone | None
     ) -> tuple[bytes, int]:
         """Compile a module and store it; return its hash and length."""
         self._ceilings.check(options)

@@ -14,7 +14,7 @@ from tensorwasm.database import Connection
 from tensorwasm.database import functions as queries
 from tensorwasm.database.functions import AliasRecord, FunctionRecord, VersionRecord
 from tensorwasm.errors import Conflict, NotFound
-from tensorwasm.service.functions.names import Reference, is_id
+from tensorwasm.service.functions.checks import Reference, is_id
 from tensorwasm.tenancy.principal import require_owned
 
 MAX_VERSIONS: Final = 10_000

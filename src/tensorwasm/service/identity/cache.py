@@ -83,6 +83,10 @@ class IdentityCache:
         """Return a tenant's policy."""
         return self.policies.get(tenant, self.default_policy)
 
+    def artifact_cap(self, tenant: str) -> int | None:
+        """Return a tenant's limit of artifact bytes, None for none. For any thread."""
+        return self.policy(int(tenant)).quotas.get("artifact_bytes") if tenant.isdecimal() else None
+
     async def catch_up(self) -> None:
         """Return once all changes of other processes up to 0.25 s ago are known; concurrent callers share one read."""
         asked_s = self._clock.monotonic_s()

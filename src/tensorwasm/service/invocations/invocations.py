@@ -120,7 +120,7 @@ class Invocations:
             request.check()
         if self._draining:
             raise Draining("the service is shutting down")
-        if not resolved.inline:
+        if not resolved.may_begin_here:
             return self._run_elsewhere(admitted, resolved, request)
         if self._cpu.free == self._cpu.slots or self._cpu.may_enter(admitted.tenant):
             outcome = self._run_inline(admitted, resolved, request)
@@ -169,11 +169,7 @@ class Invocations:
         return outcome
 
     def _start(
-        self,
-        permit: Permit,
-        resolved: Resolved,
-        request: InvocationRequest,
-        deadline: Deadline,
+        self, permit: Permit, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation that has a turn."""
         try:
@@ -311,12 +307,7 @@ class Invocations:
 
     @asynccontextmanager
     async def _turn(
-        self,
-        kind: GuestClass,
-        admitted: Admitted,
-        resolved: Resolved,
-        request: InvocationRequest,
-        deadline: Deadline,
+        self, kind: GuestClass, admitted: Admitted, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> AsyncIterator[_Turn]:
         """Wait for a turn, hold the instance's quotas, and count the usage at the end."""
         permit = await admitted.permit(self.admission.guests[kind], deadline)
