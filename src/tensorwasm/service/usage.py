@@ -140,6 +140,5 @@ class UsageMeter:
     async def _run(self) -> None:
         """Flush every few seconds, and at the end of each hour, so that all counts belong to one hour."""
         while True:
-            left_s = (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000
-            await asyncio.sleep(min(self._flush_s, left_s))
+            await asyncio.sleep(min(self._flush_s, (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000))
             await run_round(self.flush, "usage could not be written", _log)

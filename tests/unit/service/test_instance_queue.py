@@ -83,7 +83,7 @@ def test_memory_that_will_not_be_released_is_refused_at_once():
         first = queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
         with pytest.raises(QuotaExceeded, match="instances"):
             queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
-        assert not queue.will_be_free(1, {"memory_bytes": 50}, 51, QuotaExceeded("short"))
+        assert not queue.will_be_free(QuotaExceeded("short"), 1, {"memory_bytes": 50}, 51)
         with pytest.raises(CapacityExhausted):
             queue.try_hold(2, {}, 101)
         queue.release(1, first)
@@ -329,7 +329,7 @@ class IdleSessions:
 def test_idle_sessions_are_evicted_for_calls_and_no_more_than_needed():
     async def story(quotas, queue):
         queue.idle = sessions = IdleSessions(quotas, 30, 30, 30)
-        assert queue.will_be_free(1, {}, 60, CapacityExhausted("full"))
+        assert queue.will_be_free(CapacityExhausted("full"), 1, {}, 60)
         holding = await queue.hold(1, {}, 60, NEVER)
         assert len(sessions.held) == 1
         queue.release(1, holding)

@@ -95,7 +95,6 @@ class Deployer:
     """Deploys modules, each once. Thread-safe; uses neither the disk nor the keys before the first module."""
 
     def __init__(self, config: settings.Settings) -> None:
-        """Touch neither the disk nor the keys before the first module comes."""
         room = config.compile_room_mib
         self._compiler = Compiler(
             CompileLimits(

@@ -29,7 +29,6 @@ from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.reactor.task import Sandbox
@@ -181,23 +180,21 @@ class OneShotPlan(_Plan[PooledSandbox]):
                     session = shared.open_session(
                         self.tenant, architecture=self.settings.cuda_arch, memory_kind=self.memory, pad=pad
                     )
-            return PooledSandbox(self._make_sandbox(pad), session)
+            sandbox = OneShotSandbox(
+                self.prepared,
+                self.export,
+                self.limits,
+                pad,
+                self.saved_start,
+                brief=self.brief,
+                initialiser=self.initialiser,
+            )
+            return PooledSandbox(sandbox, session)
         except BaseException:
             if session is not None:
                 session.close()
             return_layout(pad)
             raise
-
-    def _make_sandbox(self, pad: SessionLayout) -> OneShotSandbox:
-        return OneShotSandbox(
-            self.prepared,
-            self.export,
-            self.limits,
-            pad,
-            self.saved_start,
-            brief=self.brief,
-            initialiser=self.initialiser,
-        )
 
     def _put(self, pooled: PooledSandbox) -> None:
         """Keep a sandbox for the next guest, if its first state can be restored."""

@@ -92,9 +92,25 @@ class InstanceQueue:
         """Number of waiting calls."""
         return len(self._waiting)
 
-    def will_be_free(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, short: LimitError) -> bool:
-        """Return whether an instance that was refused because of `short` will find what it needs if it waits."""
-        return self._will_be_free(_Wanted(tenant, limits, memory_bytes), short)
+    def will_be_free(
+        self, short: LimitError, tenant: int, limits: Mapping[str, int], memory_bytes: int, instances: int = 1
+    ) -> bool:
+        """Return whether instances that were refused because of `short` will find what they need if they wait.
+
+        They will where only memory is short, and running guests or idle instances will release some of it.
+        """
+        if isinstance(short, CapacityExhausted):
+            return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
+                bool(self._running) or self._any_idle(None)
+            )
+        held = self._quotas.usage(tenant)["instances"] + instances
+        if held > limits.get("instances", held):
+            return False
+        if "memory_bytes" in limits:
+            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
+        return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
+            bool(self._running) or self._any_idle(tenant)
+        )
 
     def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
         """Hold the quotas of an instance that may grow to `memory_bytes`; return None if `hold` must wait for them.
@@ -109,7 +125,7 @@ class InstanceQueue:
         try:
             return self._hold(wanted)
         except LimitError as short:
-            if not self._will_be_free(wanted, short):
+            if not self.will_be_free(short, *wanted):
                 raise
             return None
 
@@ -190,7 +206,7 @@ class InstanceQueue:
             try:
                 hold = self._hold(wanted)
             except LimitError as short:
-                if self._will_be_free(wanted, short):
+                if self.will_be_free(short, *wanted):
                     if isinstance(short, CapacityExhausted):
                         first = first or wanted
                         self._machine_short.add(granted)
@@ -217,22 +233,6 @@ class InstanceQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-
-    def _will_be_free(self, wanted: _Wanted, short: LimitError) -> bool:
-        """Return whether only memory is short, and running guests or idle instances will release some of it."""
-        tenant, limits, memory_bytes, instances = wanted
-        if isinstance(short, CapacityExhausted):
-            return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
-                bool(self._running) or self._any_idle(None)
-            )
-        held = self._quotas.usage(tenant)["instances"] + instances
-        if held > limits.get("instances", held):
-            return False
-        if "memory_bytes" in limits:
-            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
-        return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
-            bool(self._running) or self._any_idle(tenant)
-        )
 
     def _any_idle(self, tenant: int | None) -> bool:
         return self.idle is not None and self.idle.any_idle(tenant)

@@ -138,10 +138,11 @@ class Loader:
 
     async def _load(self, key: LoadKey, fetch: Callable[[], bytes], loading: _Loading) -> LoadedFunction:
         try:
-            loop = asyncio.get_running_loop()
             async with self._gate.turn(key.tenant, self._policy(key.tenant).weight):
                 loading.begun = True
-                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch, loading.stop_hook)
+                loaded = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._make, key, fetch, loading.stop_hook
+                )
             if self._loading.get(key) is loading:
                 self._cache.put(key, loaded, len(loaded.module))
             self.loads += 1

@@ -42,8 +42,9 @@ class Modules:
 
     def __init__(self, store: ContentStore, threads: int | None = None) -> None:
         self._store = store
-        most = threads or (os.cpu_count() or 1) + 2
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=begin_yielding)
+        self._threads = ThreadPoolExecutor(
+            threads or (os.cpu_count() or 1) + 2, thread_name_prefix="tensorwasm-module", initializer=begin_yielding
+        )
         self.tenants = store.tenants
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:

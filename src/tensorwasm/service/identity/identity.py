@@ -122,14 +122,16 @@ class Tokens(_Administration):
         now_unix_ms = self._clock.unix_ms()
         end = _checked_end(expires_unix_ms, now_unix_ms)
         minted = mint()
-        overlap_ms = int(overlap_s * 1000)
-        record, _ = await self._identities.change(_replace, authority, token_id, minted, now_unix_ms, overlap_ms, end)
+        record, _ = await self._identities.change(
+            _replace, authority, token_id, minted, now_unix_ms, int(overlap_s * 1000), end
+        )
         return NewToken(record, minted.text)
 
     async def revoke(self, capability: AdminCapability, token_id: str) -> TokenRecord:
         """Revoke a token: this process refuses it when this returns, other processes 2 s later. Idempotent."""
-        authority = self._registry.authority(capability)
-        (record,) = await self._identities.change(_revoke, authority, token_id, self._clock.unix_ms())
+        (record,) = await self._identities.change(
+            _revoke, self._registry.authority(capability), token_id, self._clock.unix_ms()
+        )
         return record
 
     async def ensure_first_token(self, capability: AdminCapability) -> NewToken | None:
@@ -230,8 +232,7 @@ def _revoke(connection: Connection, authority: Authority, token_id: str, now_uni
     record = _find(connection, authority, token_id, lock=True)
     if record.revoked_unix_ms is not None:
         return (record,)
-    end = {"expires_unix_ms": record.expires_unix_ms, "revoked_unix_ms": now_unix_ms}
-    return (queries.end_token(connection, record, **end),)
+    return (queries.end_token(connection, record, expires_unix_ms=record.expires_unix_ms, revoked_unix_ms=now_unix_ms),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +331,11 @@ class Tenants(_Administration):
 
 def _changed(record: TenantRecord, change: TenantChange) -> TenantRecord:
     """Return a changed record."""
-    quotas = record.quotas if change.quotas is None else checked_quotas({**record.quotas, **change.quotas})
     return replace(
         record,
         name=record.name if change.name is None else change.name and checked_name(change.name),
         weight=record.weight if change.weight is None else checked_weight(change.weight),
-        quotas=quotas,
+        quotas=record.quotas if change.quotas is None else checked_quotas({**record.quotas, **change.quotas}),
         disabled=record.disabled if change.disabled is None else change.disabled,
     )
 
@@ -353,8 +353,8 @@ def _create(connection: Connection, record: TenantRecord) -> tuple[TenantRecord]
 def _update(connection: Connection, tenant: int, change: TenantChange, now_unix_ms: int) -> tuple[TenantRecord]:
     found = queries.find_tenant(connection, tenant, lock=True)
     if found is None:
-        record = _changed(TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms), change)
-        return (queries.add_tenant(connection, record),)
+        made = TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms)
+        return (queries.add_tenant(connection, _changed(made, change)),)
     return (queries.change_tenant(connection, _changed(found, change)),)
 
 

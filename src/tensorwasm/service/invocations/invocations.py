@@ -152,7 +152,7 @@ class Invocations:
         try:
             admitted.quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
         except QuotaExceeded as short:
-            if admitted.instances.will_be_free(tenant, limits, memory_bytes, short):
+            if admitted.instances.will_be_free(short, tenant, limits, memory_bytes):
                 return None
             raise
         began_s = time.perf_counter()
@@ -173,11 +173,10 @@ class Invocations:
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation that has a turn."""
         try:
-            held = permit.try_hold(resolved.limits.memory_bytes)
+            start = self._start_with if permit.try_hold(resolved.limits.memory_bytes) else self._start_later
         except BaseException:
             permit.release()
             raise
-        start = self._start_with if held else self._start_later
         return start(permit, resolved, request, deadline)
 
     async def _start_later(
@@ -199,8 +198,9 @@ class Invocations:
         self._begun += 1
         began_s = time.perf_counter()
         try:
-            options = options_for(resolved, request, deadline)
-            outcome = resolved.function.dispatch.begin(request.export, request.args, options)
+            outcome = resolved.function.dispatch.begin(
+                request.export, request.args, options_for(resolved, request, deadline)
+            )
         except BaseException:
             self._end(permit.admitted, permit, request, None, time.perf_counter() - began_s)
             raise
