@@ -117,7 +117,7 @@ class CodeFolder:
     def _verify(self, name: bytes, handle: int) -> CodeFile:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != _MODE or found.st_uid != os.geteuid():
-            raise UnfitFile("it is not a file that this user alone may read and nobody write")
+            raise UnfitFile("it is not a file of this user with mode 0400")
         if found.st_size <= _TRAILER.size:
             raise UnfitFile("it is cut")
         mapped = mmap.mmap(handle, found.st_size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)

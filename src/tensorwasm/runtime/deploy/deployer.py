@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class StopHook:
-    """What stops a piece of work, once that is known, and whether it was stopped. Thread-safe."""
+    """A function that stops a piece of work, set once the work has begun, and whether it was stopped. Thread-safe."""
 
     __slots__ = ("_lock", "_stop", "stopped")
 
@@ -81,7 +81,7 @@ class StopHook:
 class DeployStatistics:
     """A snapshot of a deployer."""
 
-    memory_hits: int  # deploys that found their code in this process, those included that waited for another's
+    memory_hits: int  # deploys that found their code in this process, or waited for another one's
     disk_hits: int  # deploys that found it on the disk
     compiled: int  # deploys that had to compile
     unfit_files: int  # files that failed a check
@@ -119,11 +119,11 @@ class Deployer:
         check: Callable[[Preamble], object] = lambda _: None,
         work: StopHook | None = None,
     ) -> CompiledModule:
-        """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
+        """Return a module's code, from where that is fastest; concurrent calls for the same code share one compilation.
 
-        Blocks for as long as compiling takes, where it was never compiled for this tenant. `check` judges what the
-        module declares before it is compiled, and may raise. `work` stops this; compiling goes on while another thread
-        waits for it.
+        Blocks for as long as compiling takes, where it was never compiled for this tenant. `check` is called with
+        the module's declarations before it is compiled, and may raise. `work` stops this; compiling goes on while
+        another thread waits for it.
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals, or precompiled code.

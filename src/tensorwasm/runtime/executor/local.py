@@ -22,10 +22,9 @@ from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.executor.request import Request, check_request
-from tensorwasm.runtime.invoke.call import CallOptions
 from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.runtime.invoke.full import Announce
-from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import CallOptions, Invocation, Listener, OutputName, PendingInvocation
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32

@@ -26,12 +26,11 @@ from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
 from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import CallInputs, CallOptions, make_call
 from tensorwasm.runtime.invoke.device_access import DIRECT, resolve_memory_kind, wants_compiled
 from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import CallInputs, CallOptions, Invocation, PendingInvocation, make_call
 from tensorwasm.runtime.invoke.one_shot import FiberPlan, OneShotJob, OneShotPlan
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
-from tensorwasm.runtime.invoke.call import Chunks
 from tensorwasm.runtime.invoke.device_access import end_session
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, PendingInvocation
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
-    from tensorwasm.runtime.invoke.call import CallOptions
     from tensorwasm.runtime.invoke.deployed_module import DeployedModule
+    from tensorwasm.runtime.invoke.invocation import CallOptions
     from tensorwasm.values import Limits, MemoryKind
 
 MAX_IDLE: Final = 64

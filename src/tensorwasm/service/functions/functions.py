@@ -31,7 +31,6 @@ from tensorwasm.service.functions.checks import (
 )
 from tensorwasm.service.functions.loading import (
     Gone,
-    LoadedFunction,
     Loader,
     LoadKey,
     ResolutionCache,
@@ -143,7 +142,7 @@ class Functions:
                 except NotFound:
                     if await self._database.read(queries.find_function, existing.id) is not None:
                         raise  # it is the module that was not found
-        raise Conflict("others deploy the same function all the time")
+        raise Conflict("the function is being deployed concurrently: try again")
 
     async def _insert(
         self,
@@ -190,7 +189,7 @@ class Functions:
         options, neither is lost.
 
         Raises:
-            Conflict: it has the most versions that are allowed, or is changed concurrently all the time.
+            Conflict: it has the most versions that are allowed, or concurrent changes do not end.
             TensorWasmError: other errors of `deploy`.
         """
         for _ in range(TRIES):
@@ -206,7 +205,7 @@ class Functions:
                 if changed.name != before.name:
                     self._cache.forget_name(tenant, changed.name)
                 return changed
-        raise Conflict("others change the function all the time")
+        raise Conflict("the function is being changed concurrently: try again")
 
     async def _derive(
         self,
@@ -289,8 +288,11 @@ class Functions:
             return found
         changes, late = self._cache.changes, deadline.expired()
         record, version = await self._database.read(records.resolve, tenant, parse_reference(reference))
-        loaded = await self._load(tenant, record.name, version)
         options, cuda = version.options, "cuda" in version.options.grants
+        loaded = await self.loader.load(
+            self._key(tenant, record.name, version.module, options),
+            partial(self.modules.fetch, tenant, version.module),
+        )
         resolved = Resolved(
             reference=reference,
             record=record,
@@ -333,10 +335,6 @@ class Functions:
         digest = await self.modules.run(blake3, module)
         await cancel_when_gone(self.loader.load(self._key(tenant, name, digest, options), lambda: module), gone)
         return await self.modules.run(self.modules.keep, tenant, function_id, module), len(module)
-
-    async def _load(self, tenant: int, name: str, version: VersionRecord) -> LoadedFunction:
-        key = self._key(tenant, name, version.module, version.options)
-        return await self.loader.load(key, partial(self.modules.fetch, tenant, version.module))
 
     def _key(self, tenant: int, name: str, digest: bytes, options: FunctionOptions) -> LoadKey:
         limits = self._ceilings.limits_of(options)

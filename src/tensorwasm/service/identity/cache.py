@@ -43,7 +43,7 @@ class IdentityCache:
     """Tokens and policies of tenants, which requests read without waiting. For one event loop.
 
     Each change has a revision in the database, and this process reads those after the last one seen: every 2 s, and
-    when an unknown token arrives. Its own changes it knows at once. Reads and changes are serialized, so that an old
+    when an unknown token arrives. Its own changes apply at once. Reads and changes are serialized, so that an old
     state never replaces a newer one.
 
     Args:

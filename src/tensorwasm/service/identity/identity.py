@@ -315,7 +315,7 @@ class Tenants(_Administration):
         return await self.update(capability, tenant, TenantChange(disabled=True))
 
     def _require(self, capability: AdminCapability, tenant: int, change: TenantChange = TenantChange()) -> None:
-        """Check a change against a capability, so that limits cannot be lifted by those whom they limit."""
+        """Check a change against a capability, so that a limited administrator cannot lift its own limits."""
         lifts = change.weight is not None or change.quotas is not None
         authority = self._registry.authority(capability)
         authority.require(None if lifts else {tenant})

@@ -36,7 +36,7 @@ from tensorwasm.tenancy.fairness import GateStatistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tensorwasm.runtime.invoke.call import CallInputs
+    from tensorwasm.runtime.invoke.invocation import CallInputs
     from tensorwasm.values import Deadline
 
 

@@ -15,7 +15,7 @@ from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.call import CallOptions
+    from tensorwasm.runtime.invoke.invocation import CallOptions
 
 MAX_ARGS: Final = 256
 
