@@ -44,7 +44,7 @@ SMALL_BYTES: Final = 2 * MIB
 STRAIGHT_BYTES: Final = 16 << 10
 """Longest function of a module with more memory than that: some 2,000 stores, each to a page of its own."""
 
-# Prefix and first byte of the number, which may be padded. What only looks like one costs a thread, nothing else.
+# Prefix and first byte of the number, which may be padded. A false match only costs a thread.
 # Source: Wasm core 5.4.6, 5.4.7, memory and table instructions.
 _BULK: Final = re.compile(rb"\xfc[\x08-\x11\x88-\x91]")
 

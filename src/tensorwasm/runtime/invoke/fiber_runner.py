@@ -47,7 +47,7 @@ class FiberRunner:
             if self._closed:
                 raise InternalError("the runtime is closed")
             if self._reactor is None and (self._threads is None or self._early):
-                self._early = is_loading()  # asked first: what ends in between is only asked once more
+                self._early = is_loading()  # read first: if loading ends in between, the code is looked up again
                 code = load_suspension_code()
                 if code is None:
                     self._threads = self._threads or ThreadPoolExecutor(

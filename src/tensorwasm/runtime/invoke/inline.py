@@ -83,7 +83,7 @@ class SliceBudget:
             return plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
         except InvokeTimeout:
             spent_ns = self._spent_ns() - before_ns
-            if spent_ns >= ONE_SHOT_NS // 2:  # else others had the processor, which says nothing of this guest
+            if spent_ns >= ONE_SHOT_NS // 2:  # else other threads had the processor, and the guest may be short
                 module.long = True
                 self._one_shot_ns = self._now_ns() + COOL_DOWN * spent_ns
             return None

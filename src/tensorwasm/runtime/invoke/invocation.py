@@ -63,7 +63,7 @@ class Invocation(NamedTuple):
     def to_json(self) -> str:
         """Return the results as a JSON array; NaN and infinities as strings, integers with all their digits."""
         if FLOATS.isdisjoint(self.result_types):
-            return str(list(self.values))  # half of the time
+            return str(list(self.values))  # takes half as long as `codec.render`
         return codec.render(self.result_types, self.values)
 
 

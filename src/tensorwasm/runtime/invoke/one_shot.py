@@ -54,7 +54,7 @@ class _Plan(Generic[_Idle]):
 
     def _prepare(self, prepared: LinkedModule, export: str, discard: Callable[[_Idle], object]) -> None:
         self.result_types = prepared.module.plan(export).results
-        self.talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
+        self.sends_output = any(wanted.module in _SENT for wanted in prepared.module.imports)
         self._discard = discard
         self._idle: deque[_Idle] = deque()
         while _orphans:
@@ -138,7 +138,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
         try:
-            if self.talks:
+            if self.sends_output:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
             values = pooled.sandbox.call(args, services, deadline, pooled.drain)
@@ -270,7 +270,7 @@ class OneShotJob:
     def begin(self) -> OneShotFiber:
         """Return the sandbox; nothing of it is made yet. Raises what comes before a guest runs."""
         plan, services = self._plan, _NOTHING
-        if plan.talks:
+        if plan.sends_output:
             self._chunks = Chunks(self._options.get("on_chunk"))
             services = {"input": self._options.get("input", b""), "stream": OutputStream(self._chunks)}
         sandbox = plan.take()

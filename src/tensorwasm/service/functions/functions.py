@@ -31,6 +31,7 @@ from tensorwasm.service.functions.checks import (
 )
 from tensorwasm.service.functions.loading import (
     Gone,
+    LoadedFunction,
     Loader,
     LoadKey,
     ResolutionCache,
@@ -289,10 +290,7 @@ class Functions:
         changes, late = self._cache.changes, deadline.expired()
         record, version = await self._database.read(records.resolve, tenant, parse_reference(reference))
         options, cuda = version.options, "cuda" in version.options.grants
-        loaded = await self.loader.load(
-            self._key(tenant, record.name, version.module, options),
-            partial(self.modules.fetch, tenant, version.module),
-        )
+        loaded = await self._load(tenant, record.name, version)
         resolved = Resolved(
             reference=reference,
             record=record,
@@ -335,6 +333,10 @@ class Functions:
         digest = await self.modules.run(blake3, module)
         await cancel_when_gone(self.loader.load(self._key(tenant, name, digest, options), lambda: module), gone)
         return await self.modules.run(self.modules.keep, tenant, function_id, module), len(module)
+
+    async def _load(self, tenant: int, name: str, version: VersionRecord) -> LoadedFunction:
+        key = self._key(tenant, name, version.module, version.options)
+        return await self.loader.load(key, partial(self.modules.fetch, tenant, version.module))
 
     def _key(self, tenant: int, name: str, digest: bytes, options: FunctionOptions) -> LoadKey:
         limits = self._ceilings.limits_of(options)
