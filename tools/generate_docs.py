@@ -21,10 +21,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from tensorwasm import cli, errors  # noqa: E402 - the tree's own source, installed or not
 from tensorwasm.cli.app import app  # noqa: E402 - the same
-from tensorwasm.settings import SETTINGS  # noqa: E402 - the same
-from tensorwasm.settings.client import CLIENT_SETTINGS  # noqa: E402 - the same
+from tensorwasm.settings import CLIENT_SETTINGS, SETTINGS  # noqa: E402 - the same
 from tensorwasm.settings.service import SERVICE_SETTINGS  # noqa: E402 - the same
-from tensorwasm.telemetry.families import FAMILIES  # noqa: E402 - the same
+from tensorwasm.telemetry.metrics import FAMILIES  # noqa: E402 - the same
 
 FOLDER = ROOT / "docs" / "reference"
 

@@ -12,9 +12,9 @@ from trace_paths import ROOT
 
 BOUNDS = {
     "invoke pure": (25, 10),
-    "invoke imports": (36, 60),
+    "invoke imports": (35, 60),
     "invoke cuda": (37, 90),
-    "deploy": (60, 200),
+    "deploy": (55, 200),
     "launch": (18, 14),
 }
 """Most files of each path, and most returns to a file that was left."""

@@ -16,7 +16,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
-    from tensorwasm.service.service import Service
+    from tensorwasm.service.opening import Service
 
 LAST_S: Final = 2.0
 """What requests get that are told to end, before nobody waits for them any more."""

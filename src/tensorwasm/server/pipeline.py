@@ -45,7 +45,7 @@ from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.service.admission.admission import Admitted
-    from tensorwasm.service.service import Service
+    from tensorwasm.service.opening import Service
 
 LEFT: Final = 499
 """Status that is recorded, never sent, for a request whose client disconnected."""

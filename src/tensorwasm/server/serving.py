@@ -27,7 +27,7 @@ from tensorwasm.server.silence import watch
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
-    from tensorwasm.service.service import Service
+    from tensorwasm.service.opening import Service
 
 HEADER_TIMEOUT_MS: Final = 20_000
 """In which a request's head must have come, and how long an idle connection is kept."""

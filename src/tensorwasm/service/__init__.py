@@ -1,1 +1,1 @@
-"""What the edges serve: functions, invocations, jobs, sessions, snapshots, kernels, tenants, usage. Knows no HTTP."""
+"""What is served, independent of HTTP: functions, invocations, jobs, sessions, snapshots, kernels, tenants, usage."""

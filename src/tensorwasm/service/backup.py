@@ -51,7 +51,7 @@ def _keys(folder: Path, settings: ServiceSettings) -> tuple[list[CheckResult], S
     except TensorWasmError as error:
         return [CheckResult("keys", Status.FAIL, error.message, "", _KEY_FIX)], None
     if snapshot_keys is None:
-        why = "What signs snapshots and sessions is not in the folder, nor in a setting."
+        why = "The key that signs snapshots and sessions is neither in the folder nor in a setting."
         return [CheckResult("keys", Status.FAIL, f"{named} is missing", why, _KEY_FIX)], None
     return [CheckResult("keys", Status.OK, f"{named} (identity {snapshot_keys.id})")], snapshot_keys
 

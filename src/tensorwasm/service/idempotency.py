@@ -96,8 +96,7 @@ def find_key(connection: Connection, tenant: int, key: IdempotencyKey, now_unix_
 
 def forget_keys(connection: Connection, now_unix_ms: int, limit: int) -> int:
     """Remove keys that are too old or too many, at most ``limit`` for each reason; return the greater count."""
-    old = remove_keys(connection, now_unix_ms - KEY_S * 1000, limit)
-    return max(old, trim_keys(connection, KEYS, limit))
+    return max(remove_keys(connection, now_unix_ms - KEY_S * 1000, limit), trim_keys(connection, KEYS, limit))
 
 
 def _subject_of(found: KeyRecord, key: IdempotencyKey, now_unix_ms: int) -> str | None:

@@ -1,4 +1,4 @@
-"""`open_service`: opens the data folder and all parts of the service in order, and closes them in reverse.
+"""`open_service` opens the data folder and all parts of the service in order; `Service.close` closes them in reverse.
 
 ::
 
@@ -17,9 +17,8 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -36,23 +35,22 @@ from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
-from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.service.clock import SYSTEM, Clock, repeat, run_until_closed
+from tensorwasm.service.functions.checks import Ceilings
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.functions.models import ModelNames, parse_map
 from tensorwasm.service.functions.modules import Modules
-from tensorwasm.service.functions.options import Ceilings
 from tensorwasm.service.gauges import COUNT_S, Gauges
 from tensorwasm.service.idempotency import Idempotency
-from tensorwasm.service.identity.identity import Identity, open_identity
+from tensorwasm.service.identity.cache import IdentityCache
+from tensorwasm.service.identity.identity import Identity, NewToken, Tenants, Tokens, open_identity
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.service.invocations.streaming import StreamEndings
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.jobs.jobs import Jobs, open_jobs
 from tensorwasm.service.kernels.kernels import Kernels
-from tensorwasm.service.maintenance import repeat, run_until_closed
 from tensorwasm.service.readiness import Readiness, Storage
-from tensorwasm.service.service import Service
 from tensorwasm.service.sessions.instances import InstanceFactory
 from tensorwasm.service.sessions.persistence import Sharing
 from tensorwasm.service.sessions.sessions import Sessions
@@ -62,10 +60,9 @@ from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import AuditLog, open_audit
+from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.buckets import RateLimiter
-from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import QuotaHold, Quotas
-from tensorwasm.values import Deadline
 
 TIDY_S: Final = 3600.0
 """Seconds between two removals of what failed deploys and saves left."""
@@ -82,6 +79,49 @@ _MAX_NAME: Final = 256
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """All parts of the open service in one value, which the server and the commands use; `open_service` makes it.
+
+    Attributes:
+        identities: tokens and tenants as requests need them.
+        first_token: made at this start because there was none, for the operator to see once; else None.
+        stack: closes all parts, in reverse order of opening.
+    """
+
+    settings: ServiceSettings
+    folder: Path
+    clock: Clock
+    database: DatabaseExecutor
+    authenticator: Authenticator
+    identities: IdentityCache
+    tokens: Tokens
+    tenants: Tenants
+    first_token: NewToken | None = field(repr=False)
+    store: ContentStore
+    runtime: Runtime
+    metrics: Metrics
+    audit: AuditLog
+    quotas: Quotas
+    usage: UsageMeter
+    functions: Functions
+    admission: Admission
+    invocations: Invocations
+    jobs: Jobs
+    idempotency: Idempotency
+    sessions: Sessions
+    snapshots: Snapshots
+    kernels: Kernels
+    models: ModelNames
+    outcomes: StreamEndings
+    readiness: Readiness
+    stack: AsyncExitStack = field(repr=False)
+
+    async def close(self) -> None:
+        """Wait for running work, as long as the settings allow, and close all parts. Idempotent."""
+        await self.stack.aclose()
+
+
 @dataclass(frozen=True, slots=True)
 class _Base:
     """What all other parts use; `alone` says that no other process uses this database."""
@@ -94,30 +134,12 @@ class _Base:
     ttl_s: float | None
     snapshot_keys: SnapshotKeys
     kernels: Kernels
-    host_bytes: int
     identity: Identity
     audit: AuditLog
     artifacts: str
     store: ContentStore
     runtime: Runtime
     usage: UsageMeter
-
-
-@dataclass(frozen=True, slots=True)
-class _SessionMemory:
-    """The queue for memory as sessions use it; see `tensorwasm.service.sessions.memory.RunningGuests`."""
-
-    queue: InstanceQueue
-    policy: Callable[[int], TenantPolicy]
-
-    def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
-        return self.queue.freed(tenant, self.policy(tenant).quotas, memory_bytes, deadline)
-
-    def begin(self, tenant: int) -> None:
-        self.queue.begin(tenant)
-
-    def end(self, tenant: int) -> None:
-        self.queue.end(tenant)
 
 
 async def open_service(
@@ -169,13 +191,12 @@ async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: 
     stack.push_async_callback(database.close)
     snapshot_keys = await asyncio.to_thread(SnapshotKeys.from_settings, settings.snapshot_hmac_key, folder)
     kernels = Kernels.from_settings(database, settings)
-    memory_bytes = await asyncio.to_thread(host_bytes)
     identity = await open_identity(settings, database, clock)
     run_until_closed(stack, identity.identities.follow())
     audit = await asyncio.to_thread(open_audit, settings, folder)
     stack.push_async_callback(asyncio.to_thread, audit.close)
     artifacts = process.current().artifacts or str(folder / "artifacts")
-    store = await asyncio.to_thread(open_store, artifacts, cap=partial(_artifact_cap, identity.identities.policy))
+    store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
     if runtime is None:
         runtime = await asyncio.to_thread(Runtime)
         stack.push_async_callback(asyncio.to_thread, runtime.close)
@@ -191,7 +212,6 @@ async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: 
         ttl_s=None if opened.dialect == "sqlite" else SHARED_TTL_S,  # one server alone changes a SQLite file
         snapshot_keys=snapshot_keys,
         kernels=kernels,
-        host_bytes=memory_bytes,
         identity=identity,
         audit=audit,
         artifacts=artifacts,
@@ -204,8 +224,7 @@ async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: 
 def _open_functions(stack: AsyncExitStack, base: _Base) -> Functions:
     modules = Modules(base.store)
     stack.push_async_callback(asyncio.to_thread, modules.close)
-    policy = base.identity.identities.policy
-    loader = Loader(base.runtime, lambda tenant: policy(tenant).weight)
+    loader = Loader(base.runtime, base.identity.identities.policy)
     stack.push_async_callback(loader.close)
     ceilings = Ceilings.from_settings(base.settings)
     return Functions(base.database, modules, loader, ceilings, ttl_s=base.ttl_s, now_unix_ms=base.clock.unix_ms)
@@ -215,11 +234,13 @@ async def _open_invocations(
     stack: AsyncExitStack, base: _Base, functions: Functions, workers: Workers | None
 ) -> Invocations:
     """Open quotas, admission and invocations."""
-    quotas = Quotas(base.clock.unix_ms, base.host_bytes)
+    quotas = Quotas(base.clock.unix_ms, await asyncio.to_thread(host_bytes))
     await base.usage.recall(quotas)
     workers = workers or Workers.from_settings(base.settings.isolation)
     identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
-    admission = Admission(identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas))
+    admission = Admission(
+        identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas, identity.identities.policy)
+    )
     invocations = Invocations(functions, workers, admission, base.usage)
     stack.push_async_callback(invocations.close, base.settings.drain_s)
     return invocations
@@ -261,7 +282,7 @@ async def _open_instances(
         functions,
         factory,
         hold,
-        guests=_SessionMemory(admission.instances, policy),
+        guests=admission.instances,
         idle_s=settings.session_idle_s,
         ledger=base.usage,
         clock=clock,
@@ -344,8 +365,3 @@ def _share(stack: AsyncExitStack, base: _Base) -> Sharing:
     shown = name.encode("ascii", "replace").decode()[:_MAX_NAME]
     server = ServerRecord(process_id, shown, base.snapshot_keys.id, identify(base.artifacts))
     return Sharing(server, before, base.settings.session_lease_s)
-
-
-def _artifact_cap(policy: Callable[[int], TenantPolicy], tenant: str) -> int | None:
-    """Return the tenant's limit of artifact bytes, None for none. For any thread."""
-    return policy(int(tenant)).quotas.get("artifact_bytes") if tenant.isdecimal() else None

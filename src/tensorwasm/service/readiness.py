@@ -31,7 +31,7 @@ _OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 class Readiness:
     """Whether a server can serve requests: all checks, in order, pass. For one event loop.
 
-    Requests without a token ask this too, so concurrent requests share one run of each check.
+    Requests without a token cause checks too, so concurrent requests share one run of each check.
     """
 
     def __init__(self, checks: Mapping[str, Check]) -> None:

@@ -14,8 +14,7 @@ from typing import Final
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.usage import AMOUNTS, HOUR_MS, UsageAmounts, add_usage, list_device_usage, list_usage
 from tensorwasm.errors import InvalidRequest
-from tensorwasm.service.clock import SYSTEM, Clock
-from tensorwasm.service.maintenance import run_round
+from tensorwasm.service.clock import SYSTEM, Clock, run_round
 from tensorwasm.tenancy.quotas import Quotas
 
 _log = logging.getLogger(__name__)
@@ -141,6 +140,5 @@ class UsageMeter:
     async def _run(self) -> None:
         """Flush every few seconds, and at the end of each hour, so that all counts belong to one hour."""
         while True:
-            left_s = (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000
-            await asyncio.sleep(min(self._flush_s, left_s))
+            await asyncio.sleep(min(self._flush_s, (HOUR_MS - self._clock.unix_ms() % HOUR_MS) / 1000))
             await run_round(self.flush, "usage could not be written", _log)

@@ -27,6 +27,9 @@ from tensorwasm.settings.parsing import (
 )
 from tensorwasm.values import MIB, Limits, MemoryKind
 
+SERVER: Final = "http://127.0.0.1:8080"
+"""Default URL of the server, for the client commands."""
+
 _DEFAULTS: Final = Limits()
 
 
@@ -48,10 +51,7 @@ class Settings:
         "Linear memory of one sandbox in MiB, at most 4096.",
     )
     stack_kib: int = setting(
-        "TENSOR_WASM_STACK",
-        count,
-        _DEFAULTS.stack_bytes >> 10,
-        "Wasm stack of each call in KiB, 16 to 65536.",
+        "TENSOR_WASM_STACK", count, _DEFAULTS.stack_bytes >> 10, "Wasm stack of each call in KiB, 16 to 65536."
     )
     module_mib: int = setting(
         "TENSOR_WASM_MODULE", count, _DEFAULTS.module_bytes // MIB, "Maximum size of a module in MiB."
@@ -130,10 +130,7 @@ class Settings:
         "Compiled host functions for guests with a GPU: auto (on CUDA devices), on or off.",
     )
     cache: str = setting(
-        "TENSOR_WASM_CACHE",
-        text,
-        "",
-        "Folder for compiled code; by default tensor-wasm in the user's cache folder.",
+        "TENSOR_WASM_CACHE", text, "", "Folder for compiled code; by default tensor-wasm in the user's cache folder."
     )
     code_cache_mib: int = setting(
         "TENSOR_WASM_CODE_CACHE", size, 1024, "Maximum size of the compiled modules in the cache in MiB; 0 keeps none."
@@ -235,6 +232,19 @@ class Settings:
 
 SETTINGS: Final[tuple[Setting, ...]] = settings_of(Settings)
 
+CLIENT_SETTINGS: Final = (
+    Setting("server", "TENSOR_WASM_SERVER", text, SERVER, "URL of the server that the client commands talk to."),
+    Setting("token", "TENSOR_WASM_TOKEN", text, "", "Bearer token that the client commands send."),
+    Setting(
+        "require_key_perms",
+        "TENSOR_WASM_REQUIRE_KEY_PERMS",
+        flag,
+        False,
+        "1 refuses key files that other users of this machine can read, instead of printing a warning.",
+    ),
+)
+_SERVER, _TOKEN, _KEY_PERMS = CLIENT_SETTINGS
+
 _given: Final[dict[str, str]] = {}
 """Variables set by a command's options, which precede the environment's."""
 
@@ -266,6 +276,21 @@ def state_dir() -> Path:
     return Path(
         current().state or Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "tensor-wasm"
     ).expanduser()
+
+
+def server() -> str:
+    """Return the server's URL from the environment."""
+    return str(read(_SERVER, os.environ))
+
+
+def bearer() -> str:
+    """Return the token from the environment; empty for none."""
+    return str(read(_TOKEN, os.environ))
+
+
+def require_key_perms() -> bool:
+    """Return whether key files must be unreadable for others, or raise InvalidArgs for an invalid flag."""
+    return bool(read(_KEY_PERMS, os.environ))
 
 
 def package_version() -> str:

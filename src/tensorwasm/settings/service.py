@@ -146,10 +146,7 @@ class ServiceSettings:
         secret=True,
     )
     data: str = setting(
-        "TENSOR_WASM_DATA",
-        text,
-        "",
-        "Data folder of the service; by default service in the state folder.",
+        "TENSOR_WASM_DATA", text, "", "Data folder of the service; by default service in the state folder."
     )
     disk_reserve_mib: int = setting(
         "TENSOR_WASM_API_DISK_RESERVE",
@@ -157,17 +154,9 @@ class ServiceSettings:
         64,
         "Free space of the data folder in MiB below which /readyz reports the server as not ready; it still serves.",
     )
-    max_body_mib: int = setting(
-        "TENSOR_WASM_API_MAX_BODY",
-        count,
-        64,
-        "Maximum size of a request's body in MiB.",
-    )
+    max_body_mib: int = setting("TENSOR_WASM_API_MAX_BODY", count, 64, "Maximum size of a request's body in MiB.")
     request_timeout_s: float = setting(
-        "TENSOR_WASM_API_REQUEST_TIMEOUT",
-        seconds,
-        30.0,
-        "Seconds within which a request must have arrived completely.",
+        "TENSOR_WASM_API_REQUEST_TIMEOUT", seconds, 30.0, "Seconds within which a request must have arrived completely."
     )
     max_deadline_s: float = setting(
         "TENSOR_WASM_API_MAX_DEADLINE",
@@ -176,10 +165,7 @@ class ServiceSettings:
         "Maximum deadline in seconds that a client may request; the default deadline is TENSOR_WASM_TIMEOUT.",
     )
     drain_s: float = setting(
-        "TENSOR_WASM_API_DRAIN",
-        seconds,
-        20.0,
-        "Seconds that running requests have to end when the server is stopped.",
+        "TENSOR_WASM_API_DRAIN", seconds, 20.0, "Seconds that running requests have to end when the server is stopped."
     )
     session_idle_s: float = setting(
         "TENSOR_WASM_API_SESSION_IDLE",
@@ -206,10 +192,7 @@ class ServiceSettings:
         "Default number of attempts of a job, before it becomes a dead letter.",
     )
     job_keep_s: float = setting(
-        "TENSOR_WASM_API_JOB_KEEP",
-        seconds,
-        86_400.0,
-        "Seconds for which an ended job is kept.",
+        "TENSOR_WASM_API_JOB_KEEP", seconds, 86_400.0, "Seconds for which an ended job is kept."
     )
     oidc_issuer: str = setting(
         "TENSOR_WASM_API_OIDC_ISSUER",
@@ -217,12 +200,7 @@ class ServiceSettings:
         "",
         "Issuer whose JWTs are accepted as bearer tokens, an https URL; by default none.",
     )
-    oidc_audience: str = setting(
-        "TENSOR_WASM_API_OIDC_AUDIENCE",
-        text,
-        "",
-        "Audience that such a token must name.",
-    )
+    oidc_audience: str = setting("TENSOR_WASM_API_OIDC_AUDIENCE", text, "", "Audience that such a token must name.")
     oidc_jwks: str = setting(
         "TENSOR_WASM_API_OIDC_JWKS",
         text,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorwasm.guest.engine import compiler
 from tensorwasm.guest.engine.compiler import LEAST_BYTES, CompileCapacity, shared_capacity
-from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.deploy.deployer import StopHook
 
 
 @settings(max_examples=30, deadline=None)

@@ -18,7 +18,7 @@ from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, C
 from tensorwasm.guest.engine import capi, compiler, compiler_process
 from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import EngineConfig, settings_of
-from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.values import MIB
 from tensorwasm.wasm.sections import HEADER
 

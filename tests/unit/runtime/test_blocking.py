@@ -7,8 +7,8 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import GuestTrap
-from tensorwasm.runtime.invoke.call import make_call
 from tensorwasm.runtime.invoke.full import run_full
+from tensorwasm.runtime.invoke.invocation import make_call
 
 SPINS = '(module (func (export "begin") {begin}) (func (export "spin") (loop (br 0))) (func (export "main")) {start})'
 FOREVER = "(loop (br 0))"

@@ -38,8 +38,7 @@ from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime import LocalExecutor, Request
 from tensorwasm.runtime.deploy import code_files
 from tensorwasm.runtime.deploy.code_files import CodeFolder
-from tensorwasm.runtime.deploy.deployer import Deployer
-from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.deploy.deployer import Deployer, StopHook
 from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.values import MIB
 

@@ -22,7 +22,7 @@ from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeo
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import CallOptions
+from tensorwasm.runtime.invoke.invocation import CallOptions
 from tensorwasm.values import Deadline, Limits
 
 SOON_S = 60.0

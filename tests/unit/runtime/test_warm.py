@@ -24,7 +24,7 @@ from tensorwasm.errors import (
     MissingExport,
 )
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.runtime.deploy.stop_hook import StopHook
+from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.warm import (

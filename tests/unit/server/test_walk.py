@@ -12,7 +12,7 @@ from fakes.applications import ALPHA, ANY, BETA, bearer
 from fakes.rsgi import ask
 from fakes.services import ADD
 from tensorwasm.server.routes import ALL
-from tensorwasm.service.identity.tenants import TenantChange
+from tensorwasm.service.identity.identity import TenantChange
 from tensorwasm.service.pages import CURSOR
 from tensorwasm.tenancy.principal import SCOPES, Principal
 

@@ -28,6 +28,7 @@ from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.loading import Loader, LoadKey
 from tensorwasm.service.functions.modules import GRACE_S, name_of, parse_hash
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import Limits
 
 ASK = InvocationRequest("add", (5, 3))
@@ -474,7 +475,7 @@ def test_concurrent_callers_share_one_load(tmp_path, runtime):
 
 def test_a_load_does_not_wait_for_another_tenant_s_thousands(runtime):
     async def story():
-        loader, go = Loader(runtime, lambda _tenant: 1), threading.Event()
+        loader, go = Loader(runtime, lambda _tenant: TenantPolicy()), threading.Event()
 
         def fetch():
             assert go.wait(60)

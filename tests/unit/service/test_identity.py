@@ -25,9 +25,14 @@ from tensorwasm.errors import (
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.clock import Clock
 from tensorwasm.service.identity.cache import FRESH_S, KEEP_DEAD_MS, STALE_S, TIDY_ROUNDS, IdentityCache
-from tensorwasm.service.identity.identity import open_identity
-from tensorwasm.service.identity.tenants import TenantChange, Tenants
-from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, Tokens
+from tensorwasm.service.identity.identity import (
+    MAX_OVERLAP_S,
+    MAX_TENANTS,
+    TenantChange,
+    Tenants,
+    Tokens,
+    open_identity,
+)
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator, TokenTable
 from tensorwasm.tenancy.buckets import Buckets, RateLimiter

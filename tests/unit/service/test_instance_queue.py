@@ -13,6 +13,7 @@ from tensorwasm.service.admission import instance_queue
 from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.sessions.entries import SessionCall
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, Quotas
 from tensorwasm.values import MIB, NEVER, Deadline
 
@@ -21,7 +22,7 @@ def run(story, **options):
     quotas = Quotas(**options)
 
     async def telling():
-        await story(quotas, InstanceQueue(quotas))
+        await story(quotas, InstanceQueue(quotas, lambda _tenant: TenantPolicy()))
         assert not any(quotas.held("memory_bytes"))
         assert not any(quotas.held("instances"))
 
@@ -82,7 +83,7 @@ def test_memory_that_will_not_be_released_is_refused_at_once():
         first = queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
         with pytest.raises(QuotaExceeded, match="instances"):
             queue.try_hold(1, {"instances": 1, "memory_bytes": 50}, 20)
-        assert not queue.will_be_free(1, {"memory_bytes": 50}, 51, QuotaExceeded("short"))
+        assert not queue.will_be_free(QuotaExceeded("short"), 1, {"memory_bytes": 50}, 51)
         with pytest.raises(CapacityExhausted):
             queue.try_hold(2, {}, 101)
         queue.release(1, first)
@@ -199,7 +200,7 @@ def test_other_memory_waits_in_the_same_queue_and_is_taken_by_its_caller():
         first, order = queue.try_hold(1, {}, 80), []
 
         async def session():
-            async with queue.freed(2, {}, 40, NEVER):
+            async with queue.freed(2, 40, NEVER):
                 with quotas.hold(2, {}, instances=1, memory_bytes=40):
                     order.append("session")
 
@@ -220,7 +221,7 @@ def test_other_memory_waits_in_the_same_queue_and_is_taken_by_its_caller():
 def test_memory_that_active_sessions_hold_is_refused_at_once():
     async def story(quotas, queue):
         with quotas.hold(1, {}, memory_bytes=80), pytest.raises(CapacityExhausted):
-            async with queue.freed(2, {}, 40, NEVER):
+            async with queue.freed(2, 40, NEVER):
                 raise AssertionError
 
     run(story, host_bytes=100)
@@ -328,7 +329,7 @@ class IdleSessions:
 def test_idle_sessions_are_evicted_for_calls_and_no_more_than_needed():
     async def story(quotas, queue):
         queue.idle = sessions = IdleSessions(quotas, 30, 30, 30)
-        assert queue.will_be_free(1, {}, 60, CapacityExhausted("full"))
+        assert queue.will_be_free(CapacityExhausted("full"), 1, {}, 60)
         holding = await queue.hold(1, {}, 60, NEVER)
         assert len(sessions.held) == 1
         queue.release(1, holding)

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from tensorwasm.errors import DatabaseUnavailable
-from tensorwasm.service.maintenance import run_round
+from tensorwasm.service.clock import run_round
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("no"), ValueError("a bug")])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import InvalidName, NotFound
-from tensorwasm.service.functions.names import MAX_NAME_BYTES, checked_alias, checked_name, is_id, parse_reference
+from tensorwasm.service.functions.checks import MAX_NAME_BYTES, checked_alias, checked_name, is_id, parse_reference
 
 ids = st.uuids().map(str)
 aliases = st.from_regex(r"[A-Za-z_][A-Za-z0-9._-]{0,63}", fullmatch=True)

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import package_version
-from tensorwasm.telemetry.families import FAMILIES, HTTP_BUCKETS_S, KERNEL_BUCKETS_S
-from tensorwasm.telemetry.metrics import TENANTS, UNKNOWN, Metrics
+from tensorwasm.telemetry.metrics import FAMILIES, HTTP_BUCKETS_S, KERNEL_BUCKETS_S, TENANTS, UNKNOWN, Metrics
 
 ROUTES = [("GET", "/healthz"), ("POST", "/functions/{id}/invoke"), ("GET", "/kernels/{name}/{version}")]
 LABELS = [

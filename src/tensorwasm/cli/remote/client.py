@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
+from tensorwasm import settings
 from tensorwasm.cli.options import without_none
 from tensorwasm.cli.output import clean, warn
 from tensorwasm.errors import EndpointMissing, InvalidArgs, Refused, ServerUnreachable
-from tensorwasm.settings import client as settings
 from tensorwasm.settings import package_version
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from tensorwasm.cli.output import Output, clean, warn
 from tensorwasm.cli.remote.client import Client, field_of, records_of
 from tensorwasm.cli.remote.commands import CommandGroup, show_line, show_rows
 from tensorwasm.errors import InvalidArgs, InvalidKey
-from tensorwasm.settings import current
-from tensorwasm.settings.client import require_key_perms
+from tensorwasm.settings import current, require_key_perms
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:

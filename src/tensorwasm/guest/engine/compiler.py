@@ -107,7 +107,7 @@ class _Response:
 
 
 class Cancellation(Protocol):
-    """Says that a compilation is not wanted any more (`tensorwasm.runtime.deploy.stop_hook.StopHook`)."""
+    """Says that a compilation is not wanted any more (`tensorwasm.runtime.deploy.deployer.StopHook`)."""
 
     stopped: bool
 

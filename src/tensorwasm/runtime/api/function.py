@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from tensorwasm.errors import InvalidArgs, quote
+from tensorwasm.errors import InvalidArgs, ModuleTooLarge, quote
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.oneshot import is_one_shot
 from tensorwasm.guest.sandbox.wasi_io import Inherit, Sink
-from tensorwasm.runtime.invoke.call import CallOptions, check_stdin, configure
 from tensorwasm.runtime.invoke.deployed_module import DeployedModule, Host
 from tensorwasm.runtime.invoke.dispatch import Dispatcher
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
-from tensorwasm.runtime.invoke.invocation import Invocation, await_outcome
+from tensorwasm.runtime.invoke.invocation import CallOptions, Invocation, await_outcome, check_stdin, configure
 from tensorwasm.runtime.warm import make_specification
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Function(DeployedModule):
         if initialiser is not None:
             plan = self.prepared.module.plan(initialiser)
             if plan.params or plan.results:
-                raise InvalidArgs(f"{quote(initialiser)} takes or gives something: it is no initialiser")
+                raise InvalidArgs(f"{quote(initialiser)} has parameters or results, so it is not an initialiser")
             self.initialiser = initialiser
         old = self.warm_kept.pop(tenant, None)
         if old is not None:
@@ -237,3 +239,21 @@ class Function(DeployedModule):
             await asyncio.to_thread(self.dispatch.prepare, granted, memory)
         outcome = self.dispatch.begin(export, args, options)
         return outcome if isinstance(outcome, Invocation) else await await_outcome(outcome)
+
+
+def read_module(path: Path, limit_bytes: int) -> bytes:
+    """Read a file, at most one byte beyond the limit; raise `InvalidArgs`, or `ModuleTooLarge` if there is more."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            # A buffer of the whole limit takes longer to allocate than the file to read.
+            most_bytes = min(limit_bytes, found.st_size) if stat.S_ISREG(found.st_mode) else limit_bytes
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise InvalidArgs(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise InvalidArgs(f"{str(path)[:64]!r} is not a path") from None
+    if len(data) > limit_bytes:
+        known = f"{found.st_size}" if stat.S_ISREG(found.st_mode) else f"more than {limit_bytes}"
+        raise ModuleTooLarge(f"the module has {known} bytes; the limit is {limit_bytes}")
+    return data

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.device.port import Device
-from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
 from tensorwasm.gpu.opening import open_device, parse_choice
-from tensorwasm.values import SmPlacement
+from tensorwasm.values import MIB, SmPlacement
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
@@ -74,3 +75,12 @@ class LazyDevice:
     def _require_open(self) -> None:
         if self._closed:
             raise DeviceUnavailable("the runtime is closed")
+
+
+def checked_quota(gpu_bytes: int | None, setting_mib: int | None) -> int:
+    """Return a tenant's cap in bytes: the given one, else the setting's, else the process's; raise `InvalidArgs`."""
+    if gpu_bytes is None:
+        return MAX_PROCESS_DEVICE_BYTES if setting_mib is None else setting_mib * MIB
+    if not 0 <= gpu_bytes <= MAX_CAP_BYTES:
+        raise InvalidArgs(f"gpu_bytes is 0 to {MAX_CAP_BYTES}, not {gpu_bytes}")
+    return gpu_bytes

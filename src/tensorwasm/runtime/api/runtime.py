@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack, overload
+from typing import TYPE_CHECKING, Final, Self, Unpack, overload
 
 from tensorwasm import settings
-from tensorwasm.errors import InternalError
+from tensorwasm.errors import InternalError, InvalidArgs
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
@@ -19,12 +19,10 @@ from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.linker import LinkedModule
-from tensorwasm.runtime.api.checks import MAX_MEMORY_BYTES, check_limits, checked_quota, read_module
-from tensorwasm.runtime.api.function import Function
-from tensorwasm.runtime.api.lazy_device import LazyDevice
-from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics
+from tensorwasm.runtime.api.function import Function, read_module
+from tensorwasm.runtime.api.lazy_device import LazyDevice, checked_quota
+from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics, StopHook
 from tensorwasm.runtime.deploy.form import Form, engine_of, linker_of, make_linker
-from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -40,6 +38,9 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.snapshots.archive import FileOptions, SnapshotCache
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
+
+MAX_MEMORY_BYTES: Final = 1 << 32
+"""Most that a linear memory can have."""
 
 Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -124,7 +125,7 @@ class Runtime:
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
-            check: judges what the module declares before it is compiled; what it raises is raised here.
+            check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
 
         Raises:
@@ -135,7 +136,7 @@ class Runtime:
         check_tenant(tenant)
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
-            host = _Deployment(self, limits or self.limits, tenant)
+            host = _Deployment(self, limits or self.limits, tenant, self.warm, self.share)
             check_limits(host.limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
@@ -143,12 +144,12 @@ class Runtime:
             module = read_module(path, host.limits.module_bytes)
         wasm = bytes(module)
 
-        def judge(declared: Preamble) -> None:
+        def check_all(declared: Preamble) -> None:
             self._linker.check(declared)
             if check is not None:
                 check(declared)
 
-        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant, judge, work)
+        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
         function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
         if warm:
             function.warm(warm, tenant=tenant)
@@ -220,12 +221,7 @@ class Runtime:
         return archive.save_file(live, path, **options)
 
     def open_snapshot(
-        self,
-        path: Name,
-        *,
-        tenant: str = DEFAULT_TENANT,
-        parents: Sequence[Name] = (),
-        keys: KeyRing | None = None,
+        self, path: Name, *, tenant: str = DEFAULT_TENANT, parents: Sequence[Name] = (), keys: KeyRing | None = None
     ) -> Snapshot:
         """Verify a file, read it into memory, and cache it for the same tenant (TENSOR_WASM_SNAPSHOT_CACHE). Blocks.
 
@@ -370,6 +366,8 @@ class _Deployment:
     runtime: Runtime
     limits: Limits
     tenant: str
+    warm: WarmPool
+    share: Callable[[], SharedDevice]
 
     @property
     def device_reason(self) -> str:
@@ -379,12 +377,15 @@ class _Deployment:
     def fibers(self) -> FiberRunner:
         return self.runtime.fibers
 
-    @property
-    def warm(self) -> WarmPool:
-        return self.runtime.warm
-
-    def share(self) -> SharedDevice:
-        return self.runtime.share()
-
     def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
         return self.runtime.prepare(wasm, module, form, self.tenant)
+
+
+def check_limits(limits: Limits) -> None:
+    """Require limits to be in range, or raise `InvalidArgs`."""
+    if not 0 < limits.memory_bytes <= MAX_MEMORY_BYTES:
+        raise InvalidArgs(f"memory_bytes is 1 to {MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
+    if not limits.wall_s > 0:
+        raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
+    if min(limits.module_bytes, limits.output_bytes, limits.stdin_bytes, limits.table_elements) < 0:
+        raise InvalidArgs("a limit is negative")

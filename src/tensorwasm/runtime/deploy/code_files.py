@@ -117,7 +117,7 @@ class CodeFolder:
     def _verify(self, name: bytes, handle: int) -> CodeFile:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != _MODE or found.st_uid != os.geteuid():
-            raise UnfitFile("it is not a file that this user alone may read and nobody write")
+            raise UnfitFile("it is not a file of this user with mode 0400")
         if found.st_size <= _TRAILER.size:
             raise UnfitFile("it is cut")
         mapped = mmap.mmap(handle, found.st_size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
@@ -127,7 +127,7 @@ class CodeFolder:
             raise UnfitFile("it is cut, or another file")
         if not self._key.verify(_message(name, code), trailer.signature):
             raise UnfitFile("this machine's key did not sign it")
-        with suppress(OSError):  # a disk that is only read keeps no order
+        with suppress(OSError):  # a read-only disk cannot record the use
             os.utime(handle)
         whole.release()
         return CodeFile(handle, code, mapped)
@@ -151,7 +151,7 @@ class CodeFolder:
         kept, now_s = [], time.time()
         with os.scandir(self._path) as entries:
             for entry in entries:
-                with suppress(OSError):  # another process was here first
+                with suppress(OSError):  # another process has removed it
                     found = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(SUFFIX):
                         kept.append((found.st_mtime_ns, found.st_size, entry.path))

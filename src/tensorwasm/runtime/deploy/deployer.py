@@ -34,7 +34,6 @@ from tensorwasm.guest.engine.module import CompiledModule, check_declared, compi
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.runtime.deploy.code_files import CodeFile, CodeFolder, UnfitFile
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm import preamble
 from tensorwasm.wasm.preamble import Preamble
@@ -48,11 +47,41 @@ _HASH_DIGITS: Final = 16
 _log = logging.getLogger(__name__)
 
 
+class StopHook:
+    """A function that stops a piece of work, set once the work has begun, and whether it was stopped. Thread-safe."""
+
+    __slots__ = ("_lock", "_stop", "stopped")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop: Callable[[], object] | None = None
+        self.stopped = False  # `stop` was called
+
+    def stop(self) -> None:
+        """Stop the work, now or as soon as `stop_with` is called."""
+        with self._lock:
+            self.stopped, stop = True, self._stop
+        if stop is not None:
+            stop()
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Set what stops the work; it is called at once if the work was stopped already."""
+        with self._lock:
+            self._stop = stop
+        if self.stopped:
+            stop()
+
+    def forget(self) -> None:
+        """Drop what stops the work: it has ended, and its outcome may be kept for long."""
+        with self._lock:
+            self._stop = None
+
+
 @dataclass(frozen=True, slots=True)
 class DeployStatistics:
     """A snapshot of a deployer."""
 
-    memory_hits: int  # deploys that found their code in this process, those included that waited for another's
+    memory_hits: int  # deploys that found their code in this process, or waited for another one's
     disk_hits: int  # deploys that found it on the disk
     compiled: int  # deploys that had to compile
     unfit_files: int  # files that failed a check
@@ -66,7 +95,6 @@ class Deployer:
     """Deploys modules, each once. Thread-safe; uses neither the disk nor the keys before the first module."""
 
     def __init__(self, config: settings.Settings) -> None:
-        """Touch neither the disk nor the keys before the first module comes."""
         room = config.compile_room_mib
         self._compiler = Compiler(
             CompileLimits(
@@ -91,11 +119,11 @@ class Deployer:
         check: Callable[[Preamble], object] = lambda _: None,
         work: StopHook | None = None,
     ) -> CompiledModule:
-        """Return a module's code, from wherever it is quickest; of threads that want the same at once, one works.
+        """Return a module's code, from where that is fastest; concurrent calls for the same code share one compilation.
 
-        Blocks for as long as compiling takes, where it was never compiled for this tenant. `check` judges what the
-        module declares before it is compiled, and may raise. `work` stops this; compiling goes on while another thread
-        waits for it.
+        Blocks for as long as compiling takes, where it was never compiled for this tenant. `check` is called with
+        the module's declarations before it is compiled, and may raise. `work` stops this; compiling goes on while
+        another thread waits for it.
 
         Raises:
             InvalidWasm: not a valid module under the enabled proposals, or precompiled code.

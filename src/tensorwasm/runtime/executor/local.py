@@ -19,13 +19,12 @@ from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.deploy.stop_hook import StopHook
 from tensorwasm.runtime.executor.request import Request, check_request
-from tensorwasm.runtime.invoke.call import CallOptions
 from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.runtime.invoke.full import Announce
-from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import CallOptions, Invocation, Listener, OutputName, PendingInvocation
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32

@@ -1,4 +1,13 @@
-"""`DeployedModule`: a module that a runtime has loaded, in every form in which its sandboxes are made."""
+"""`DeployedModule`: a module that a runtime has loaded, in every form in which its sandboxes are made.
+
+Words for how long guests take, here and in what runs them:
+
+- *quick*: a module whose sandboxes are made with little to copy (`tensorwasm.guest.sandbox.state.is_quick`);
+- *brief*: a quick module whose guests do nothing long that a timer cannot end (`is_interruptible`);
+- *pure*: a brief module without imports, so that a call can be ended and made anew elsewhere;
+- *light*: a job that opens nothing before it runs a guest of a brief module, so that an event loop may begin it;
+- *long*: what used up its slice of time on a shared thread: a guest that runs, or the last guest of a module.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +42,7 @@ SMALL_BYTES: Final = 2 * MIB
 STRAIGHT_BYTES: Final = 16 << 10
 """Longest function of a module with more memory than that: some 2,000 stores, each to a page of its own."""
 
-# Prefix and first byte of the number, which may be padded. What only looks like one costs a thread, nothing else.
+# Prefix and first byte of the number, which may be padded. A false match only costs a thread.
 # Source: Wasm core 5.4.6, 5.4.7, memory and table instructions.
 _BULK: Final = re.compile(rb"\xfc[\x08-\x11\x88-\x91]")
 
@@ -80,7 +89,7 @@ class DeployedModule:
 
     @functools.cached_property
     def brief(self) -> bool:
-        """Whether its guests may begin on an event loop's thread: they are made quickly, and a timer can end them."""
+        """Whether its guests may begin on an event loop's thread: sandboxes are made fast, and a timer can end them."""
         module = self.prepared.module
         return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 

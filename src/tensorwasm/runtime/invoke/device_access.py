@@ -43,8 +43,7 @@ def wants_compiled(shared: SharedDevice) -> bool:
 
 def resolve_memory_kind(memory: MemoryKind | None) -> MemoryKind:
     """Return a kind of memory, the setting's for None; raise `InvalidArgs` if there is no such kind."""
-    asked = settings.current().gpu_memory if memory is None else memory
-    return checked_memory_kind("memory_kind", asked)
+    return checked_memory_kind("memory_kind", settings.current().gpu_memory if memory is None else memory)
 
 
 def device_memory(

@@ -1,9 +1,8 @@
 """How a call of a function runs: one table of conditions, and two ways.
 
-*One-shot*: the sandbox is made, called and dropped in one step of compiled code, on the caller's thread
-(`tensorwasm.runtime.invoke.one_shot`) or as a fiber (`tensorwasm.runtime.invoke.one_shot`). *Full*: everything
-else, on the caller's thread (`tensorwasm.runtime.invoke.full`) or as a fiber (`tensorwasm.runtime.invoke.full`).
-A call is one-shot if it meets every row of `CONDITIONS`.
+*One-shot*: the sandbox is made, called and dropped in one step of compiled code (`tensorwasm.runtime.invoke.one_shot`).
+*Full*: everything else (`tensorwasm.runtime.invoke.full`). Each is done on the caller's thread or as a fiber. A call is
+one-shot if it meets every row of `CONDITIONS`.
 
 An event loop's thread begins a call itself, for a slice of time (`tensorwasm.runtime.invoke.inline`); past it a
 one-shot call of a module without imports starts anew elsewhere, and every other call goes on elsewhere where it is.
@@ -27,12 +26,11 @@ from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
 from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import CallInputs, CallOptions, make_call
 from tensorwasm.runtime.invoke.device_access import DIRECT, resolve_memory_kind, wants_compiled
 from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import CallInputs, CallOptions, Invocation, PendingInvocation, make_call
 from tensorwasm.runtime.invoke.one_shot import FiberPlan, OneShotJob, OneShotPlan
 
 if TYPE_CHECKING:
@@ -228,8 +226,7 @@ class Dispatcher:
             generation = self._generation
             asked = Question(self._module, self._module.choose(export), granted, "", "staged")
             short = all(row.as_fiber is None or row.as_fiber(asked) for row in CONDITIONS)
-            prepared = self._module.form(Form(fibers=True))
-            plan = FiberPlan(self._module, prepared, asked.export) if short else None
+            plan = FiberPlan(self._module, self._module.form(Form(fibers=True)), asked.export) if short else None
             with self._lock:
                 if generation == self._generation:
                     self.fiber_plans[export] = plan

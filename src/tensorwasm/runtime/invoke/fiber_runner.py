@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
@@ -18,10 +18,11 @@ from tensorwasm.guest.native.loading import is_loading, load_suspension_code
 from tensorwasm.guest.reactor.reactor import Reactor
 from tensorwasm.guest.reactor.task import FiberStatistics
 from tensorwasm.guest.sandbox import stack
-from tensorwasm.runtime.invoke.invocation import Invocation
 
 THREADS: Final = 32
 """Invocations that run at a time where there are no fibers."""
+
+_Outcome = TypeVar("_Outcome")
 
 
 class FiberRunner:
@@ -46,7 +47,7 @@ class FiberRunner:
             if self._closed:
                 raise InternalError("the runtime is closed")
             if self._reactor is None and (self._threads is None or self._early):
-                self._early = is_loading()  # asked first: what ends in between is only asked once more
+                self._early = is_loading()  # read first: if loading ends in between, the code is looked up again
                 code = load_suspension_code()
                 if code is None:
                     self._threads = self._threads or ThreadPoolExecutor(
@@ -56,7 +57,7 @@ class FiberRunner:
                     self._reactor = Reactor(code, settings.current().guest_threads or os.cpu_count() or 1)
             return self._reactor
 
-    def run_on_thread(self, call: Callable[[], Invocation]) -> Future[Invocation]:
+    def run_on_thread(self, call: Callable[[], _Outcome]) -> Future[_Outcome]:
         """Run a call on a thread, where `open` returned None; raise `InternalError` if the runtime is closed."""
         with self._lock:
             if self._closed or self._threads is None:

@@ -18,7 +18,6 @@ from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import Call, call_export, written
 from tensorwasm.runtime.invoke.device_access import (
     DIRECT,
     device_memory,
@@ -28,7 +27,7 @@ from tensorwasm.runtime.invoke.device_access import (
     prefer_huge_pages,
     wants_compiled,
 )
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Call, Invocation, PendingInvocation, call_export, written
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.native.layout import SessionLayout
@@ -45,10 +44,7 @@ Announce = Callable[[Callable[[], None]], object]
 
 
 def run_full(
-    call: Call,
-    *,
-    on_device: Callable[[DeviceInfo, str], object] | None = None,
-    announce: Announce | None = None,
+    call: Call, *, on_device: Callable[[DeviceInfo, str], object] | None = None, announce: Announce | None = None
 ) -> Invocation:
     """Make a sandbox, call the export and tear the sandbox down. Blocks; the guest runs without the GIL.
 

@@ -65,5 +65,4 @@ def _parse(words: tuple[str, ...]) -> Grants:
 
 
 def _spell(directory: Directory) -> str:
-    ending = "" if directory.writable else _READ_ONLY
-    return f"{_FOLDER}{directory.host_path}{_BETWEEN}{directory.guest_path}{ending}"
+    return f"{_FOLDER}{directory.host_path}{_BETWEEN}{directory.guest_path}{'' if directory.writable else _READ_ONLY}"

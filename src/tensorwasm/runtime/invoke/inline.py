@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.invoke.invocation import Invocation
     from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 
-REST: Final = 9
-"""How much longer than a slice that was used up a loop begins no guest."""
+COOL_DOWN: Final = 9
+"""Pause after an exhausted slice, as a multiple of it."""
 
 LITTLE_NS: Final = SLICE_NS // 2
-"""Time in which no guest has had too much."""
+"""Below this, elapsed time is used and the CPU clock is not read."""
 
 ONE_SHOT_NS: Final = LEAST_NS
-"""What a guest may have that is no fiber: a timer never fires before that, so that it ends the guest when it does."""
+"""Slice of a guest that is not a fiber. No timer fires earlier, so when one fires, the guest has had its slice."""
 
 LATEST_NS: Final = 2_000_000
-"""When that timer fires at the latest. Setting it costs as much as such a call: it serves all that begin until then."""
+"""Longest delay of that timer. Setting it costs as much as such a call, so one setting serves all calls until then."""
 
 _of_thread: Final = threading.local()
 
@@ -67,7 +67,7 @@ class SliceBudget:
             return run_first_slice(fiber, briefly=True, clock_ns=slice_ns)
         finally:
             if fiber.long:
-                self._free_ns = self._now_ns() + REST * slice_ns()
+                self._free_ns = self._now_ns() + COOL_DOWN * slice_ns()
 
     def run_one_shot(self, module: DeployedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
         """Make a call that may be ended and made anew elsewhere, if there is time for it now; else return None.
@@ -83,9 +83,9 @@ class SliceBudget:
             return plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
         except InvokeTimeout:
             spent_ns = self._spent_ns() - before_ns
-            if spent_ns >= ONE_SHOT_NS // 2:  # else others had the processor, which says nothing of this guest
+            if spent_ns >= ONE_SHOT_NS // 2:  # else other threads had the processor, and the guest may be short
                 module.long = True
-                self._one_shot_ns = self._now_ns() + REST * spent_ns
+                self._one_shot_ns = self._now_ns() + COOL_DOWN * spent_ns
             return None
         finally:
             alarm.rest()

@@ -23,19 +23,17 @@ from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
-from tensorwasm.runtime.invoke.call import Chunks
 from tensorwasm.runtime.invoke.device_access import end_session
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, PendingInvocation
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.native.layout import SessionLayout
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
-    from tensorwasm.runtime.invoke.call import CallOptions
     from tensorwasm.runtime.invoke.deployed_module import DeployedModule
+    from tensorwasm.runtime.invoke.invocation import CallOptions
     from tensorwasm.values import Limits, MemoryKind
 
 MAX_IDLE: Final = 64
@@ -56,7 +54,7 @@ class _Plan(Generic[_Idle]):
 
     def _prepare(self, prepared: LinkedModule, export: str, discard: Callable[[_Idle], object]) -> None:
         self.result_types = prepared.module.plan(export).results
-        self.talks = any(wanted.module in _SENT for wanted in prepared.module.imports)
+        self.sends_output = any(wanted.module in _SENT for wanted in prepared.module.imports)
         self._discard = discard
         self._idle: deque[_Idle] = deque()
         while _orphans:
@@ -140,7 +138,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
         try:
-            if self.talks:
+            if self.sends_output:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
             values = pooled.sandbox.call(args, services, deadline, pooled.drain)
@@ -181,23 +179,21 @@ class OneShotPlan(_Plan[PooledSandbox]):
                     session = shared.open_session(
                         self.tenant, architecture=self.settings.cuda_arch, memory_kind=self.memory, pad=pad
                     )
-            return PooledSandbox(self._make_sandbox(pad), session)
+            sandbox = OneShotSandbox(
+                self.prepared,
+                self.export,
+                self.limits,
+                pad,
+                self.saved_start,
+                brief=self.brief,
+                initialiser=self.initialiser,
+            )
+            return PooledSandbox(sandbox, session)
         except BaseException:
             if session is not None:
                 session.close()
             return_layout(pad)
             raise
-
-    def _make_sandbox(self, pad: SessionLayout) -> OneShotSandbox:
-        return OneShotSandbox(
-            self.prepared,
-            self.export,
-            self.limits,
-            pad,
-            self.saved_start,
-            brief=self.brief,
-            initialiser=self.initialiser,
-        )
 
     def _put(self, pooled: PooledSandbox) -> None:
         """Keep a sandbox for the next guest, if its first state can be restored."""
@@ -274,7 +270,7 @@ class OneShotJob:
     def begin(self) -> OneShotFiber:
         """Return the sandbox; nothing of it is made yet. Raises what comes before a guest runs."""
         plan, services = self._plan, _NOTHING
-        if plan.talks:
+        if plan.sends_output:
             self._chunks = Chunks(self._options.get("on_chunk"))
             services = {"input": self._options.get("input", b""), "stream": OutputStream(self._chunks)}
         sandbox = plan.take()

@@ -28,7 +28,6 @@ from tensorwasm.guest.sandbox.wasi_io import Sink
 from tensorwasm.guest.saved import transfer
 from tensorwasm.guest.saved.transfer import Origin, RestorePlan
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call import Chunks, call_export, configure, written
 from tensorwasm.runtime.invoke.device_access import (
     DIRECT,
     device_memory,
@@ -38,7 +37,7 @@ from tensorwasm.runtime.invoke.device_access import (
     wants_compiled,
 )
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, call_export, configure, written
 from tensorwasm.saved import SavedInstance, SavedSession
 from tensorwasm.values import Deadline, MemoryKind
 

@@ -20,7 +20,7 @@ from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
 
 if TYPE_CHECKING:
     from tensorwasm.service.admission.admission import Admitted, RouteClass
-    from tensorwasm.service.service import Service
+    from tensorwasm.service.opening import Service
     from tensorwasm.tenancy.principal import Principal
     from tensorwasm.values import Deadline
 

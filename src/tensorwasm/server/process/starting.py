@@ -30,7 +30,7 @@ from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
 
 if TYPE_CHECKING:
     from tensorwasm.server.process.supervisor import ServeOptions
-    from tensorwasm.service.service import Service
+    from tensorwasm.service.opening import Service
     from tensorwasm.tenancy.authentication import Authenticator
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from tensorwasm.errors import Conflict, InvalidName, InvalidRequest, StoreUnavai
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Millis
 from tensorwasm.server.routes.parameters import AFTER, LIMIT, UNAVAILABLE, page_limit, parse_number, query_number
-from tensorwasm.service.identity.tenants import TenantChange
+from tensorwasm.service.identity.identity import TenantChange
 from tensorwasm.tenancy.capability import AdminCapability
 from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.tenancy.principal import MAX_TENANT

@@ -17,7 +17,7 @@ from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Millis, Name
 from tensorwasm.server.routes.parameters import AFTER, LIMIT, STORED, UNAVAILABLE, page_limit
 from tensorwasm.server.routes.tenants import TenantNumber, capability_of
-from tensorwasm.service.identity.tokens import MAX_OVERLAP_S, MAX_TENANTS, NewToken
+from tensorwasm.service.identity.identity import MAX_OVERLAP_S, MAX_TENANTS, NewToken
 from tensorwasm.tenancy.principal import SCOPES, USER_SCOPES
 
 TenantSet = Annotated[

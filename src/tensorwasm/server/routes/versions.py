@@ -13,7 +13,7 @@ from tensorwasm.errors import Conflict, InvalidName, InvalidRequest
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Millis
 from tensorwasm.server.routes.parameters import AFTER, LIMIT, STORED, page_limit, query_number
-from tensorwasm.service.functions.options import GRANTS, MAX_WARM
+from tensorwasm.service.functions.checks import GRANTS, MAX_WARM
 from tensorwasm.values import MemoryKind
 
 MAX_VERSION: Final = (1 << 31) - 1

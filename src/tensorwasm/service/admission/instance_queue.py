@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple, Protocol
 
 from tensorwasm import machine_memory
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas
 from tensorwasm.values import MIB, Deadline
 
@@ -66,13 +67,18 @@ class InstanceQueue:
     A call that only its own tenant's quota or share holds back does not block others, and one that waits for the
     machine's memory does not block small ones (`PASSING`).
 
+    Args:
+        quotas: what is held.
+        policy: returns a tenant's policy, whose quotas `freed` observes.
+
     Attributes:
         waits: number of calls that had to wait.
         idle: instances that can be evicted; None for none.
     """
 
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: Quotas, policy: Callable[[int], TenantPolicy]) -> None:
         self._quotas = quotas
+        self._policy = policy
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
@@ -86,9 +92,25 @@ class InstanceQueue:
         """Number of waiting calls."""
         return len(self._waiting)
 
-    def will_be_free(self, tenant: int, limits: Mapping[str, int], memory_bytes: int, short: LimitError) -> bool:
-        """Return whether an instance that was refused because of `short` will find what it needs if it waits."""
-        return self._will_be_free(_Wanted(tenant, limits, memory_bytes), short)
+    def will_be_free(
+        self, short: LimitError, tenant: int, limits: Mapping[str, int], memory_bytes: int, instances: int = 1
+    ) -> bool:
+        """Return whether instances that were refused because of `short` will find what they need if they wait.
+
+        They will where only memory is short, and running guests or idle instances will release some of it.
+        """
+        if isinstance(short, CapacityExhausted):
+            return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
+                bool(self._running) or self._any_idle(None)
+            )
+        held = self._quotas.usage(tenant)["instances"] + instances
+        if held > limits.get("instances", held):
+            return False
+        if "memory_bytes" in limits:
+            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
+        return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
+            bool(self._running) or self._any_idle(tenant)
+        )
 
     def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
         """Hold the quotas of an instance that may grow to `memory_bytes`; return None if `hold` must wait for them.
@@ -103,7 +125,7 @@ class InstanceQueue:
         try:
             return self._hold(wanted)
         except LimitError as short:
-            if not self._will_be_free(wanted, short):
+            if not self.will_be_free(short, *wanted):
                 raise
             return None
 
@@ -129,11 +151,9 @@ class InstanceQueue:
         self._serve()
 
     @asynccontextmanager
-    async def freed(
-        self, tenant: int, limits: Mapping[str, int], memory_bytes: int, deadline: Deadline
-    ) -> AsyncIterator[None]:
+    async def freed(self, tenant: int, memory_bytes: int, deadline: Deadline) -> AsyncIterator[None]:
         """Wait as `hold` does for memory that the caller then takes itself, inside the context and before any await."""
-        hold = await self._wait(_Wanted(tenant, limits, memory_bytes, 0), deadline)
+        hold = await self._wait(_Wanted(tenant, self._policy(tenant).quotas, memory_bytes, 0), deadline)
         self._release(tenant, hold)
         try:
             yield
@@ -186,7 +206,7 @@ class InstanceQueue:
             try:
                 hold = self._hold(wanted)
             except LimitError as short:
-                if self._will_be_free(wanted, short):
+                if self.will_be_free(short, *wanted):
                     if isinstance(short, CapacityExhausted):
                         first = first or wanted
                         self._machine_short.add(granted)
@@ -213,22 +233,6 @@ class InstanceQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
-
-    def _will_be_free(self, wanted: _Wanted, short: LimitError) -> bool:
-        """Return whether only memory is short, and running guests or idle instances will release some of it."""
-        tenant, limits, memory_bytes, instances = wanted
-        if isinstance(short, CapacityExhausted):
-            return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
-                bool(self._running) or self._any_idle(None)
-            )
-        held = self._quotas.usage(tenant)["instances"] + instances
-        if held > limits.get("instances", held):
-            return False
-        if "memory_bytes" in limits:
-            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
-        return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
-            bool(self._running) or self._any_idle(tenant)
-        )
 
     def _any_idle(self, tenant: int | None) -> bool:
         return self.idle is not None and self.idle.any_idle(tenant)

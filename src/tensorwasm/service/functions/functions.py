@@ -20,6 +20,15 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import CompileTimeout, Conflict, NotFound
 from tensorwasm.service.functions import records
+from tensorwasm.service.functions.checks import (
+    DEFAULT_OPTIONS,
+    Ceilings,
+    Reference,
+    checked_alias,
+    checked_name,
+    is_id,
+    parse_reference,
+)
 from tensorwasm.service.functions.loading import (
     Gone,
     LoadedFunction,
@@ -30,8 +39,6 @@ from tensorwasm.service.functions.loading import (
     cancel_when_gone,
 )
 from tensorwasm.service.functions.modules import Modules
-from tensorwasm.service.functions.names import Reference, checked_alias, checked_name, is_id, parse_reference
-from tensorwasm.service.functions.options import DEFAULT_OPTIONS, Ceilings
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
 from tensorwasm.service.pages import checked_limit, parse_cursor
@@ -136,7 +143,7 @@ class Functions:
                 except NotFound:
                     if await self._database.read(queries.find_function, existing.id) is not None:
                         raise  # it is the module that was not found
-        raise Conflict("others deploy the same function all the time")
+        raise Conflict("the function is being deployed concurrently: try again")
 
     async def _insert(
         self,
@@ -183,7 +190,7 @@ class Functions:
         options, neither is lost.
 
         Raises:
-            Conflict: it has the most versions that are allowed, or is changed concurrently all the time.
+            Conflict: it has the most versions that are allowed, or concurrent changes do not end.
             TensorWasmError: other errors of `deploy`.
         """
         for _ in range(TRIES):
@@ -199,7 +206,7 @@ class Functions:
                 if changed.name != before.name:
                     self._cache.forget_name(tenant, changed.name)
                 return changed
-        raise Conflict("others change the function all the time")
+        raise Conflict("the function is being changed concurrently: try again")
 
     async def _derive(
         self,
@@ -282,8 +289,8 @@ class Functions:
             return found
         changes, late = self._cache.changes, deadline.expired()
         record, version = await self._database.read(records.resolve, tenant, parse_reference(reference))
-        loaded = await self._load(tenant, record.name, version)
         options, cuda = version.options, "cuda" in version.options.grants
+        loaded = await self._load(tenant, record.name, version)
         resolved = Resolved(
             reference=reference,
             record=record,
@@ -293,7 +300,7 @@ class Functions:
             limits=loaded.function.host.limits,
             tenant=str(record.tenant),
             cuda=cuda,
-            inline=not cuda and not options.warm,
+            may_begin_here=not cuda and not options.warm,
             default_ns=int((options.timeout_s or self._ceilings.limits.wall_s) * 1e9),
             until_ns=float("inf") if self._ttl_s is None else time.monotonic_ns() + self._ttl_s * 1e9,
         )
@@ -318,13 +325,7 @@ class Functions:
         return stale, missing
 
     async def _admit(
-        self,
-        tenant: int,
-        function_id: str,
-        name: str,
-        source: bytes | str,
-        options: FunctionOptions,
-        gone: Gone | None,
+        self, tenant: int, function_id: str, name: str, source: bytes | str, options: FunctionOptions, gone: Gone | None
     ) -> tuple[bytes, int]:
         """Compile a module and store it; return its hash and length."""
         self._ceilings.check(options)

@@ -18,10 +18,11 @@ from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.deploy.stop_hook import StopHook
-from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.runtime.invoke.dispatch import NO_GRANTS
 from tensorwasm.tenancy.fairness import FairGate
+from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.values import Limits
 
 KEPT_FUNCTIONS: Final = 1024
@@ -32,8 +33,6 @@ Gone = Callable[[], Awaitable[object]]
 """Returns when the caller has left."""
 
 _T = TypeVar("_T")
-
-NOTHING: Final = Grants()
 
 
 class LoadedFunction(NamedTuple):
@@ -88,7 +87,7 @@ class Loader:
 
     Args:
         runtime: outlives it.
-        weight: returns a tenant's share of the threads.
+        policy: returns a tenant's policy, which has its share of the threads.
         threads: None takes one more than the machine has processors.
         items: most functions cached.
         size_bytes: most bytes of modules cached.
@@ -97,23 +96,23 @@ class Loader:
     def __init__(
         self,
         runtime: Runtime,
-        weight: Callable[[int], int],
+        policy: Callable[[int], TenantPolicy],
         threads: int | None = None,
         items: int = KEPT_FUNCTIONS,
         size_bytes: int = KEPT_BYTES,
     ) -> None:
         threads = threads or (os.cpu_count() or 1) + 1
         self._runtime = runtime
-        self._weight = weight
+        self._policy = policy
         self._gate = FairGate(threads, yields=True)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=begin_yielding)
-        self._shelf: LruCache[LoadedFunction] = LruCache(items, size_bytes)
+        self._cache: LruCache[LoadedFunction] = LruCache(items, size_bytes)
         self._loading: dict[LoadKey, _Loading] = {}
         self.loads = 0
 
     def __len__(self) -> int:
         """Return the number of cached functions."""
-        return len(self._shelf)
+        return len(self._cache)
 
     async def load(self, key: LoadKey, fetch: Callable[[], bytes]) -> LoadedFunction:
         """Return a function, loaded if it is not cached. Loading is stopped when all waiting callers have left.
@@ -121,7 +120,7 @@ class Loader:
         `fetch` returns the binary, and is called on another thread. Raise RateLimited if too many functions of the
         tenant wait to be loaded, and what `fetch` and `Runtime.load` raise.
         """
-        found = self._shelf.get(key)
+        found = self._cache.get(key)
         if found is not None:
             return found
         loading = self._loading.get(key)
@@ -139,12 +138,13 @@ class Loader:
 
     async def _load(self, key: LoadKey, fetch: Callable[[], bytes], loading: _Loading) -> LoadedFunction:
         try:
-            loop = asyncio.get_running_loop()
-            async with self._gate.turn(key.tenant, self._weight(key.tenant)):
+            async with self._gate.turn(key.tenant, self._policy(key.tenant).weight):
                 loading.begun = True
-                loaded = await loop.run_in_executor(self._threads, self._make, key, fetch, loading.stop_hook)
+                loaded = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._make, key, fetch, loading.stop_hook
+                )
             if self._loading.get(key) is loading:
-                self._shelf.put(key, loaded, len(loaded.module))
+                self._cache.put(key, loaded, len(loaded.module))
             self.loads += 1
             return loaded
         finally:
@@ -156,7 +156,7 @@ class Loader:
         module, tenant = fetch(), str(key.tenant)
         function = self._runtime.load(module, key.name, key.limits, tenant, work=stop_hook)
         if not key.cuda:
-            function.dispatch.prepare(NOTHING, None)
+            function.dispatch.prepare(NO_GRANTS, None)
             function.dispatch.prepare_pure()
             if function.module_hash != key.module:
                 raise InternalError("a module is not the one that its version names")
@@ -178,7 +178,7 @@ class Resolved:
         module: the binary, the same object as long as the function is loaded.
         tenant: its owner, as the runtime names tenants.
         cuda: its guests are granted the device, and run in worker processes.
-        inline: its guests run in this process, in fresh sandboxes.
+        may_begin_here: its guests may start in this process, in fresh sandboxes.
         default_ns: timeout of an invocation without a deadline.
         until_ns: when it must be looked up again, on the monotonic clock.
     """
@@ -191,7 +191,7 @@ class Resolved:
     limits: Limits
     tenant: str
     cuda: bool
-    inline: bool
+    may_begin_here: bool
     default_ns: int
     until_ns: float
 

@@ -31,7 +31,7 @@ def parse_map(text: str) -> dict[str, str]:
     for entry in filter(None, (each.strip() for each in text.split(","))):
         model, _, reference = entry.rpartition(":")
         if not model or not reference or model in found:
-            raise InvalidArgs("TENSOR_WASM_API_OPENAI_MODEL_MAP: MODEL:FUNCTION_ID, each model once")
+            raise InvalidArgs("TENSOR_WASM_API_OPENAI_MODEL_MAP is a list of MODEL:FUNCTION_ID, with each model once")
         found[model] = reference
     return found
 

@@ -20,6 +20,7 @@ from tensorwasm.artifacts.values import Digest
 from tensorwasm.errors import ArtifactNotFound, InvalidRequest, ModuleTooLarge, NotFound, TensorWasmError
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.service.functions.oci import is_image, read_image
+from tensorwasm.wasm.sections import HEADER
 
 HASH_PREFIX: Final = "blake3:"
 
@@ -41,8 +42,9 @@ class Modules:
 
     def __init__(self, store: ContentStore, threads: int | None = None) -> None:
         self._store = store
-        most = threads or (os.cpu_count() or 1) + 2
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tensorwasm-module", initializer=begin_yielding)
+        self._threads = ThreadPoolExecutor(
+            threads or (os.cpu_count() or 1) + 2, thread_name_prefix="tensorwasm-module", initializer=begin_yielding
+        )
         self.tenants = store.tenants
 
     async def run(self, function: Callable[_Params, _Value], *args: _Params.args, **kwargs: _Params.kwargs) -> _Value:
@@ -63,7 +65,7 @@ class Modules:
         """
         if isinstance(source, str):
             return await self.run(self.fetch, tenant, parse_hash(source))
-        if is_image(source):
+        if not source.startswith(HEADER) and is_image(source):
             return await self.run(read_image, source, most_bytes)
         if len(source) > most_bytes:
             raise ModuleTooLarge(f"the module has {len(source)} bytes, more than {most_bytes}")

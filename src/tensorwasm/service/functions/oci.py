@@ -77,8 +77,7 @@ def read_image(data: bytes, module_bytes: int) -> bytes:
         ModuleTooLarge: the module has more than `module_bytes`; it was neither copied nor hashed.
     """
     files = read_tar(data)
-    layout = _decode(files, "oci-layout", _Layout)
-    if layout.version.partition(".")[0] != "1":
+    if _decode(files, "oci-layout", _Layout).version.partition(".")[0] != "1":
         raise InvalidImage("the image's layout version is unknown")
     index = _decode(files, "index.json", _Index)
     found = _only("manifest", index.manifests)

@@ -14,7 +14,7 @@ from tensorwasm.database import Connection
 from tensorwasm.database import functions as queries
 from tensorwasm.database.functions import AliasRecord, FunctionRecord, VersionRecord
 from tensorwasm.errors import Conflict, NotFound
-from tensorwasm.service.functions.names import Reference, is_id
+from tensorwasm.service.functions.checks import Reference, is_id
 from tensorwasm.tenancy.principal import require_owned
 
 MAX_VERSIONS: Final = 10_000
@@ -26,9 +26,9 @@ Note = Callable[[Connection, str], None]
 
 def get(connection: Connection, tenant: int, function: str) -> FunctionRecord:
     """Return a tenant's function by its ID, or the newest by its name."""
-    by_id = is_id(function)
-    found = queries.find_function(connection, function) if by_id else queries.find_named(connection, tenant, function)
-    return require_owned(found, tenant, "function")
+    if is_id(function):
+        return require_owned(queries.find_function(connection, function), tenant, "function")
+    return require_owned(queries.find_named(connection, tenant, function), tenant, "function")
 
 
 def resolve(

@@ -43,7 +43,7 @@ class IdentityCache:
     """Tokens and policies of tenants, which requests read without waiting. For one event loop.
 
     Each change has a revision in the database, and this process reads those after the last one seen: every 2 s, and
-    when an unknown token arrives. Its own changes it knows at once. Reads and changes are serialized, so that an old
+    when an unknown token arrives. Its own changes apply at once. Reads and changes are serialized, so that an old
     state never replaces a newer one.
 
     Args:
@@ -82,6 +82,10 @@ class IdentityCache:
     def policy(self, tenant: int) -> TenantPolicy:
         """Return a tenant's policy."""
         return self.policies.get(tenant, self.default_policy)
+
+    def artifact_cap(self, tenant: str) -> int | None:
+        """Return a tenant's limit of artifact bytes, None for none. For any thread."""
+        return self.policy(int(tenant)).quotas.get("artifact_bytes") if tenant.isdecimal() else None
 
     async def catch_up(self) -> None:
         """Return once all changes of other processes up to 0.25 s ago are known; concurrent callers share one read."""

@@ -36,7 +36,7 @@ from tensorwasm.tenancy.fairness import GateStatistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tensorwasm.runtime.invoke.call import CallInputs
+    from tensorwasm.runtime.invoke.invocation import CallInputs
     from tensorwasm.values import Deadline
 
 
@@ -120,7 +120,7 @@ class Invocations:
             request.check()
         if self._draining:
             raise Draining("the service is shutting down")
-        if not resolved.inline:
+        if not resolved.may_begin_here:
             return self._run_elsewhere(admitted, resolved, request)
         if self._cpu.free == self._cpu.slots or self._cpu.may_enter(admitted.tenant):
             outcome = self._run_inline(admitted, resolved, request)
@@ -152,7 +152,7 @@ class Invocations:
         try:
             admitted.quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
         except QuotaExceeded as short:
-            if admitted.instances.will_be_free(tenant, limits, memory_bytes, short):
+            if admitted.instances.will_be_free(short, tenant, limits, memory_bytes):
                 return None
             raise
         began_s = time.perf_counter()
@@ -169,19 +169,14 @@ class Invocations:
         return outcome
 
     def _start(
-        self,
-        permit: Permit,
-        resolved: Resolved,
-        request: InvocationRequest,
-        deadline: Deadline,
+        self, permit: Permit, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation that has a turn."""
         try:
-            held = permit.try_hold(resolved.limits.memory_bytes)
+            start = self._start_with if permit.try_hold(resolved.limits.memory_bytes) else self._start_later
         except BaseException:
             permit.release()
             raise
-        start = self._start_with if held else self._start_later
         return start(permit, resolved, request, deadline)
 
     async def _start_later(
@@ -203,8 +198,9 @@ class Invocations:
         self._begun += 1
         began_s = time.perf_counter()
         try:
-            options = options_for(resolved, request, deadline)
-            outcome = resolved.function.dispatch.begin(request.export, request.args, options)
+            outcome = resolved.function.dispatch.begin(
+                request.export, request.args, options_for(resolved, request, deadline)
+            )
         except BaseException:
             self._end(permit.admitted, permit, request, None, time.perf_counter() - began_s)
             raise
@@ -311,12 +307,7 @@ class Invocations:
 
     @asynccontextmanager
     async def _turn(
-        self,
-        kind: GuestClass,
-        admitted: Admitted,
-        resolved: Resolved,
-        request: InvocationRequest,
-        deadline: Deadline,
+        self, kind: GuestClass, admitted: Admitted, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> AsyncIterator[_Turn]:
         """Wait for a turn, hold the instance's quotas, and count the usage at the end."""
         permit = await admitted.permit(self.admission.guests[kind], deadline)

@@ -10,12 +10,12 @@ import msgspec
 from tensorwasm.errors import InvokeTimeout, TooManyArgs
 from tensorwasm.runtime.executor.request import Argument, Request
 from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.service.functions.checks import check_environment
 from tensorwasm.service.functions.loading import Resolved
-from tensorwasm.service.functions.options import check_environment
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.call import CallOptions
+    from tensorwasm.runtime.invoke.invocation import CallOptions
 
 MAX_ARGS: Final = 256
 

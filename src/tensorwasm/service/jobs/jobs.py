@@ -20,7 +20,7 @@ from tensorwasm.database.leases import reclaim_jobs
 from tensorwasm.errors import Conflict, Draining, NotFound, QuotaExceeded, TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admission
-from tensorwasm.service.clock import SYSTEM, Clock
+from tensorwasm.service.clock import SYSTEM, Clock, run_round
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.idempotency import IdempotencyKey, Repeated, forget_keys, use_key
 from tensorwasm.service.invocations.invocations import Invocations
@@ -36,7 +36,6 @@ from tensorwasm.service.jobs.attempts import (
     encode_request,
 )
 from tensorwasm.service.jobs.runner import Invoke, Runner
-from tensorwasm.service.maintenance import run_round
 from tensorwasm.service.pages import checked_limit
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.principal import require_owned

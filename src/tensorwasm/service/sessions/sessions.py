@@ -22,11 +22,9 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.errors import InvalidRequest, NotFound, SessionElsewhere, TensorWasmError, TooManyArgs
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
-from tensorwasm.service.clock import Clock
-from tensorwasm.service.functions.names import is_id
-from tensorwasm.service.functions.options import check_environment
+from tensorwasm.service.clock import Clock, run_round
+from tensorwasm.service.functions.checks import check_environment, is_id
 from tensorwasm.service.invocations.request import MAX_ARGS
-from tensorwasm.service.maintenance import run_round
 from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit, parse_cursor
 from tensorwasm.service.sessions.entries import (
     OperationQueue,
