@@ -1,25 +1,27 @@
-"""`Application`: the routes over a service, from the requests that arrive to the last one's answer."""
+"""`Application`: the routes over a service, and what is served while the service cannot be opened."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from tensorwasm.errors import TensorWasmError
 from tensorwasm.server.arrivals import SWEEP_S, Arrivals
-from tensorwasm.server.http.access_log import AccessLog
+from tensorwasm.server.exchange import WEBSOCKET, Exchange
 from tensorwasm.server.http.head import Origins
-from tensorwasm.server.http.routing import Route, RouteTable
-from tensorwasm.server.pipeline import Pipeline, Rules
-from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.values import MIB
+from tensorwasm.server.http.replies import JSON
+from tensorwasm.server.http.routing import Route
+from tensorwasm.server.pipeline import Pipeline
+from tensorwasm.server.sending import refuse
 
 if TYPE_CHECKING:
     from tensorwasm.service.service import Service
 
 LAST_S: Final = 2.0
-"""What requests get that are told to end, before nobody waits for them any more."""
+"""Seconds in which cancelled requests may end; then the server stops without them."""
 
 
 class Application:
@@ -27,45 +29,18 @@ class Application:
 
     Attributes:
         arrivals: takes requests in.
-        pipeline: what each of them goes through.
+        pipeline: the steps of each request.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        routes: Sequence[Route],
-        *,
-        max_body_bytes: int | None = None,
-    ) -> None:
-        """Open the routes.
-
-        Args:
-            service: outlives it.
-            routes: what is served.
-            max_body_bytes: longest body; None takes the setting.
-
-        Raises:
-            InvalidArgs: a setting makes no sense.
-        """
-        settings = service.settings
-        table, origins = RouteTable(routes), Origins.from_settings(settings)
-        self.pipeline = Pipeline(
-            service,
-            table,
-            origins,
-            rules_of(settings, max_body_bytes),
-            AccessLog(table, service.metrics, service.audit, origins),
-        )
+    def __init__(self, service: Service, routes: Sequence[Route], *, max_body_bytes: int | None = None) -> None:
+        """Open the routes as `Pipeline` does; the service outlives the application."""
+        self.pipeline = Pipeline(service, routes, max_body_bytes)
         loop = asyncio.get_running_loop()
-        self.arrivals = Arrivals(loop, self.pipeline.start, settings.request_timeout_s)
+        self.arrivals = Arrivals(loop, self.pipeline.start, service.settings.request_timeout_s)
         self._sweeping = loop.create_task(self._sweep())
 
     async def drain(self, limit_s: float) -> None:
-        """Take nothing new, and wait until what runs has ended; what has not by then is told to end.
-
-        Args:
-            limit_s: how long it may go on.
-        """
+        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
         self.pipeline.draining = True
         await self._wait(limit_s)
         for task in list(self.pipeline.tasks):
@@ -73,7 +48,7 @@ class Application:
         await self._wait(LAST_S)
 
     async def close(self) -> None:
-        """Stop sweeping requests whose bodies did not come."""
+        """Stop looking for requests whose bodies do not arrive."""
         self._sweeping.cancel()
         with suppress(asyncio.CancelledError):
             await self._sweeping
@@ -88,11 +63,21 @@ class Application:
             self.arrivals.sweep()
 
 
-def rules_of(settings: ServiceSettings, max_body_bytes: int | None) -> Rules:
-    """Return what the settings say of every request."""
-    return Rules(
-        max_body_bytes=settings.max_body_mib * MIB if max_body_bytes is None else max_body_bytes,
-        body_timeout_s=settings.request_timeout_s,
-        max_deadline_s=settings.max_deadline_s,
-        tenant_required=settings.require_tenant,
-    )
+_LIVE: Final = frozenset({"/livez", "/healthz"})
+_BODY_S: Final = 30.0
+
+
+class DegradedApplication:
+    """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
+
+    def __init__(self, error: TensorWasmError) -> None:
+        self._error = error
+        self._origins = Origins()
+        self.arrivals = Arrivals(asyncio.get_running_loop(), self._answer, _BODY_S)
+
+    def _answer(self, exchange: Exchange) -> None:
+        exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
+        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
+            exchange.proto.response_bytes(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+        else:
+            refuse(exchange, self._error, self._origins)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fakes import issuer
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.jwks import (
+from tensorwasm.tenancy.oidc import (
     MAX_AGE_S,
     MAX_JWKS_BYTES,
     MAX_KEYS,
@@ -235,7 +235,7 @@ def test_an_endless_answer_is_read_no_further_than_the_limit():
 
 @pytest.mark.rule("14-keys")
 def test_a_silent_host_times_out(monkeypatch):
-    monkeypatch.setattr("tensorwasm.tenancy.jwks.FETCH_S", 0.01)
+    monkeypatch.setattr("tensorwasm.tenancy.oidc.FETCH_S", 0.01)
 
     async def never(_request):
         await asyncio.Event().wait()

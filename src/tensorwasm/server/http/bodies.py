@@ -1,7 +1,7 @@
 """Request bodies: how much is read, how long that may take, and how much memory all bodies share.
 
 A short body arrives in one piece, read ahead by the code that accepts requests. A longer one is read chunk by chunk,
-and every byte counts against one budget for all connections until the request is answered. A request that finds the
+and every byte counts against one budget for all connections until the reply is sent. A request that finds the
 budget used up is refused and may be retried, so a thousand concurrent uploads need no more memory than a few. No tenant
 gets more of the budget than it leaves for others.
 """
@@ -126,7 +126,7 @@ class BodyReader(BodyMemory):
         HTTP/2 a complete body often ends in an empty frame, as does one that broke off.
 
         Raises:
-            RequestTimeout: it did not arrive in time, or may have broken off where no length tells.
+            RequestTimeout: it did not arrive in time, or may have broken off, and has no length to show it.
         """
         whole = io.BytesIO()  # grows in place and hands over its buffer: joining parts would copy everything at once
         try:

@@ -183,7 +183,7 @@ class Route:
 
 
 class UnknownRoute(NotFound):
-    """No route has this path; a header of the reply tells this from other things that are not found."""
+    """No route has this path; a header of the reply distinguishes it from other errors `not_found`."""
 
 
 class WrongMethod(MethodNotAllowed):

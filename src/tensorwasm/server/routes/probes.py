@@ -12,8 +12,8 @@ import msgspec
 
 from tensorwasm.errors import DatabaseUnavailable, NotReady, StorageFull, Unauthorized
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route
+from tensorwasm.server.process.address import is_loopback
 from tensorwasm.telemetry.metrics import CONTENT_TYPE
-from tensorwasm.tenancy.exposure import is_loopback
 
 _FORWARDED: Final = ("x-forwarded-for", "forwarded", "x-real-ip")
 

@@ -15,7 +15,7 @@ from tensorwasm.errors import GuestError, InvokeTimeout, TensorWasmError
 from tensorwasm.server.http.replies import message_of
 from tensorwasm.server.http.results import encode_result, require_success
 from tensorwasm.server.http.routing import SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.http.schemas import Left, Output, encode, left_by
+from tensorwasm.server.http.schemas import FailureOutput, Output, encode, failure_fields
 from tensorwasm.server.streaming import sse
 from tensorwasm.service.invocations.streaming import StreamEnding
 
@@ -76,14 +76,14 @@ class StreamedCall:
         self._ended = False
 
     @classmethod
-    async def open(cls, request: HttpRequest, reference: str, ask: InvocationRequest, head_s: float = HEAD_S) -> Self:
+    async def open(cls, request: HttpRequest, reference: str, call: InvocationRequest, head_s: float = HEAD_S) -> Self:
         """Start a guest, and wait for its first chunk, its end or `head_s` seconds, whichever comes first.
 
         Raises:
             QuotaExceeded: the tenant has as many streams open as it may.
             TensorWasmError: the guest did not start, or failed before its first output.
         """
-        streaming = request.service.invocations.stream(request.admitted, reference, ask)
+        streaming = request.service.invocations.stream(request.admitted, reference, call)
         async with AsyncExitStack() as stack:
             stack.enter_context(hold_stream(request))
             stream = await stack.enter_async_context(streaming)
@@ -128,7 +128,7 @@ class StreamedCall:
         await self._stack.aclose()
 
 
-class StreamFailure(Left, kw_only=True, omit_defaults=True):
+class StreamFailure(FailureOutput, kw_only=True, omit_defaults=True):
     """Why a stream failed, by a stable name: ``deadline_elapsed``, ``wasm_error``, or an error's kind."""
 
     reason: str
@@ -137,7 +137,7 @@ class StreamFailure(Left, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, error: TensorWasmError) -> StreamFailure:
         """Return the JSON of an error."""
-        return cls(reason=reason_of(error), message=message_of(error), **left_by(error))
+        return cls(reason=reason_of(error), message=message_of(error), **failure_fields(error))
 
 
 def encode_outcome(reference: str, outcome: Invocation) -> bytes:

@@ -95,7 +95,7 @@ async def send_streamed(scope: Any, protocol: Any, status: int, headers: HeaderF
 
     Args:
         scope: RSGI's, of a request whose body has been read.
-        protocol: RSGI's, not answered yet.
+        protocol: RSGI's, without a reply so far.
         status: HTTP status.
         headers: the common ones; the reply's own follow them.
         streamed: the reply.

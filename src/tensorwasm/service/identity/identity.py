@@ -12,11 +12,10 @@ from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.identity.tenants import Tenants
 from tensorwasm.service.identity.tokens import NewToken, Tokens
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.authentication import Authenticator, TokenTable
-from tensorwasm.tenancy.capability import Registry
+from tensorwasm.tenancy.authentication import Authenticator, TokenTable, parse_digests, parse_tokens
 from tensorwasm.tenancy.oidc import open_verifier
+from tensorwasm.tenancy.principal import Registry
 from tensorwasm.tenancy.quotas import parse_caps
-from tensorwasm.tenancy.tokens import parse_digests, parse_tokens
 
 PUBLISHERS: Final = "TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS"
 

@@ -15,9 +15,8 @@ from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.names import checked_name
 from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
-from tensorwasm.tenancy.capability import AdminCapability, Authority, Registry
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
-from tensorwasm.tenancy.tokens import MintedToken, mint
+from tensorwasm.tenancy.authentication import MintedToken, mint
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, AdminCapability, Authority, Registry
 
 MAX_TENANTS: Final = 1024
 MAX_OVERLAP_S: Final = 30 * 86_400
