@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.server.arrivals import SWEEP_S, Arrivals
@@ -16,9 +16,7 @@ from tensorwasm.server.http.replies import JSON
 from tensorwasm.server.http.routing import Route
 from tensorwasm.server.pipeline import Pipeline
 from tensorwasm.server.sending import refuse
-
-if TYPE_CHECKING:
-    from tensorwasm.service.service import Service
+from tensorwasm.service.service import Service
 
 LAST_S: Final = 2.0
 """Seconds in which cancelled requests may end; then the server stops without them."""

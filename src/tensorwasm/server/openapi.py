@@ -89,10 +89,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "tags": [{"name": name} for name in dict.fromkeys(route.group for route in shown)],
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
     }
 
 

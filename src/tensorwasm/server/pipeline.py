@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from tensorwasm.errors import (
@@ -38,14 +38,11 @@ from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
-from tensorwasm.service.admission.admission import RouteClass
+from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.service import Service
 from tensorwasm.telemetry.metrics import UNKNOWN, Metrics
 from tensorwasm.tenancy.audit import AuditLog, AuditRecord, actor_of, outcome_of
 from tensorwasm.values import MIB, NEVER, Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.service.admission.admission import Admitted
-    from tensorwasm.service.service import Service
 
 REFUSED: Final = frozenset({401, 403, 429})
 """Statuses that are audited on every route."""
@@ -231,9 +228,8 @@ class Pipeline:
         exchange.held = reader = bodies.BodyReader(
             exchange.chunks(), self.budget, self._max_body_bytes, exchange.tenant
         )
-        length = exchange.headers.get("content-length")
-        exchange.body = await reader.read(self._settings.request_timeout_s, bodies.declared_bytes(length))
-        bodies.require_whole(exchange.body, length)
+        declared = bodies.declared_bytes(exchange.headers.get("content-length"))
+        exchange.body = await reader.read(self._settings.request_timeout_s, declared)
 
     async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
         """Decompress a body; the result counts against the limits of an uncompressed one."""

@@ -64,8 +64,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import AuditLog, open_audit
 from tensorwasm.tenancy.buckets import RateLimiter
-from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import QuotaHold, Quotas
+from tensorwasm.tenancy.quotas import QuotaHold, Quotas, TenantPolicy
 from tensorwasm.values import Deadline
 
 TIDY_S: Final = 3600.0

@@ -259,5 +259,5 @@ def test_every_network_failure_is_an_os_error(error):
     "answer", [httpx.Response(404), httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"")]
 )
 def test_errors_and_compressed_answers_are_no_keys(answer):
-    with pytest.raises(OSError, match="answers"):
+    with pytest.raises(OSError, match="replies"):
         serve(lambda _request: answer)

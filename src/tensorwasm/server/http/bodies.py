@@ -73,16 +73,6 @@ def declared_bytes(length: str | None) -> int | None:
     return int(length)
 
 
-def require_whole(body: bytes, length: str | None) -> None:
-    """Raise `RequestTimeout` for a body shorter than its Content-Length.
-
-    The server reports a disconnect as the end of the body.
-    """
-    declared = declared_bytes(length)
-    if declared is not None and len(body) < declared:
-        raise RequestTimeout("the request did not arrive in full")
-
-
 class BodyMemory:
     """Memory that one long body of a tenant, or of none, has reserved from a budget."""
 
@@ -122,11 +112,12 @@ class BodyReader(BodyMemory):
     async def read(self, timeout_s: float, declared: int | None = None) -> bytes:
         """Return the whole body, which must arrive in `timeout_s`; raise as `hold` does.
 
-        With a Content-Length (`declared`), which `require_whole` checks afterwards, empty chunks are ignored: over
-        HTTP/2 a complete body often ends in an empty frame, as does one that broke off.
+        With a Content-Length (`declared`) empty chunks are ignored: over HTTP/2 a complete body often ends in an empty
+        frame, as does one that broke off. The server reports a disconnect as the end of the body.
 
         Raises:
-            RequestTimeout: it did not arrive in time, or may have broken off, and has no length to show it.
+            RequestTimeout: it did not arrive in time, is shorter than declared, or has no length and may have broken
+                off.
         """
         whole = io.BytesIO()  # grows in place and hands over its buffer: joining parts would copy everything at once
         try:
@@ -144,6 +135,8 @@ class BodyReader(BodyMemory):
                         await run_slice(partial(whole.write, chunk))
         except TimeoutError:
             raise RequestTimeout("the request did not arrive in full in time") from None
+        if declared is not None and whole.tell() < declared:
+            raise RequestTimeout("the request did not arrive in full")
         return whole.getvalue()
 
 

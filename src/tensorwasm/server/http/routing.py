@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
-
-if TYPE_CHECKING:
-    from tensorwasm.service.admission.admission import Admitted, RouteClass
-    from tensorwasm.service.service import Service
-    from tensorwasm.tenancy.principal import Principal
-    from tensorwasm.values import Deadline
+from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.service import Service
+from tensorwasm.tenancy.principal import Principal
+from tensorwasm.values import Deadline
 
 MAX_PATH: Final = 2048
 """Longest path, in characters."""

@@ -271,7 +271,7 @@ def _message(where: str, item: dict[str, Any]) -> Message:
     if kind == "function_call":
         function = {"name": _text(where, item, "name"), "arguments": _text(where, item, "arguments")}
         call = {"id": _text(where, item, "call_id"), "type": "function", "function": function}
-        return Message("assistant", None, tool_calls=[call])
+        return Message("assistant", tool_calls=[call])
     if kind == "function_call_output":
         output = _content(f"{where}.output", item.get("output"))
         return Message("tool", output, tool_call_id=_text(where, item, "call_id"))

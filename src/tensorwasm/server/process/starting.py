@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import uvloop
 
@@ -22,16 +22,14 @@ from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.process.address import check_exposure, is_loopback
 from tensorwasm.server.process.memory import return_large_blocks
+from tensorwasm.server.process.supervisor import ServeOptions
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
 from tensorwasm.service.opening import folder_of, open_service
 from tensorwasm.service.readiness import lacks_space
+from tensorwasm.service.service import Service
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from tensorwasm.server.process.supervisor import ServeOptions
-    from tensorwasm.service.service import Service
 
 _log = logging.getLogger(__name__)
 LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tensorwasm.errors import (
     DeviceFault,
@@ -30,12 +30,9 @@ from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedRe
 from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
 from tensorwasm.server.streaming import sse
 from tensorwasm.server.streaming.streamed_call import StreamedCall, reads_trailers, stream_events, stream_raw
-from tensorwasm.server.streaming.websocket import SocketSession
+from tensorwasm.server.streaming.websocket import SocketSession, WebSocket
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.server.streaming.websocket import WebSocket
 
 CALLED: Final = (
     MissingExport, InvalidArgs, TooManyArgs, InvalidBase64, InvalidRequest, GuestTrap, GuestExit, KernelFault,

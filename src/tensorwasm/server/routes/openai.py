@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tensorwasm.errors import (
     CapacityExhausted,
@@ -50,9 +50,6 @@ from tensorwasm.server.openai.response_builder import Response, ResponseBuilder
 from tensorwasm.server.streaming import sse
 from tensorwasm.server.streaming.streamed_call import hold_stream, pulse
 from tensorwasm.service.invocations.request import InvocationRequest
-
-if TYPE_CHECKING:
-    from tensorwasm.server.http.routing import HttpRequest
 
 QUIET: Final = Piece()
 """Stands for some time without output."""

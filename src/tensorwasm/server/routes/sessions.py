@@ -155,8 +155,9 @@ async def invoke(request: HttpRequest) -> Reply | StreamedReply:
         deadline=None if request.deadline is NEVER else request.deadline,
         durable=body.durable,
     )
-    outcome = await request.service.sessions.call(request.tenant, session_id, call)
-    return await result_reply("session_id", session_id, outcome)
+    return await result_reply(
+        "session_id", session_id, await request.service.sessions.call(request.tenant, session_id, call)
+    )
 
 
 async def save(request: HttpRequest) -> Reply:

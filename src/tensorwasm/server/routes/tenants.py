@@ -16,9 +16,8 @@ from tensorwasm.server.http.decoding import AFTER, LIMIT, UNAVAILABLE, page_limi
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Millis, RecordBody
 from tensorwasm.service.identity.tenants import TenantChange
-from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.tenancy.principal import MAX_TENANT, AdminCapability
-from tensorwasm.tenancy.quotas import CAPS
+from tensorwasm.tenancy.quotas import CAPS, MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.values import MIB
 
 DAY_MS: Final = 86_400_000

@@ -9,22 +9,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from tensorwasm.errors import GuestError, InvokeTimeout, TensorWasmError
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.replies import message_of
 from tensorwasm.server.http.results import encode_result, require_success
-from tensorwasm.server.http.routing import SendChunk, StreamedReply, StreamEnd
+from tensorwasm.server.http.routing import HttpRequest, SendChunk, StreamedReply, StreamEnd
 from tensorwasm.server.http.schemas import FailureOutput, Output, encode, failure_fields
 from tensorwasm.server.streaming import sse
-from tensorwasm.service.invocations.streaming import StreamEnding
-
-if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.server.http.routing import HttpRequest
-    from tensorwasm.service.invocations.request import InvocationRequest
-    from tensorwasm.service.invocations.streaming import GuestStream
-    from tensorwasm.tenancy.quotas import QuotaHold
+from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.service.invocations.streaming import GuestStream, StreamEnding
+from tensorwasm.tenancy.quotas import QuotaHold
 
 HEAD_S: Final = 0.5
 """Seconds in which a failure is still an ordinary error; then the reply begins."""

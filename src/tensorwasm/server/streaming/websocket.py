@@ -14,22 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.http.decoding import JsonDecoder
 from tensorwasm.server.http.results import require_success
+from tensorwasm.server.http.routing import HttpRequest
 from tensorwasm.server.http.schemas import SocketMessage, encode
 from tensorwasm.server.streaming.connection import STALL_S, Connection
 from tensorwasm.server.streaming.streamed_call import StreamFailure, encode_outcome, hold_stream
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import MIB
 
-if TYPE_CHECKING:
-    from tensorwasm.server.http.routing import HttpRequest
-    from tensorwasm.service.invocations.request import InvocationRequest
-
-    MakeCall = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
+MakeCall = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
 SUBPROTOCOL: Final = "tensorwasm.v1"
 """Chosen if the client offers it; browsers close a connection on which none of theirs was chosen."""
@@ -73,12 +71,7 @@ class WebSocket:
     """
 
     def __init__(
-        self,
-        protocol: Any,
-        transport: Any,
-        connection: Connection | None,
-        budget: BodyBudget,
-        stall_s: float = STALL_S,
+        self, protocol: Any, transport: Any, connection: Connection | None, budget: BodyBudget, stall_s: float = STALL_S
     ) -> None:
         self._protocol = protocol
         self._transport = transport

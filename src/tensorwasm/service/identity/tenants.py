@@ -18,8 +18,8 @@ from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.service.functions.names import checked_name
 from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
-from tensorwasm.tenancy.policy import TenantPolicy, checked_quotas, checked_weight
 from tensorwasm.tenancy.principal import MAX_TENANT, AdminCapability, Principal, Registry
+from tensorwasm.tenancy.quotas import TenantPolicy, checked_quotas, checked_weight
 
 
 @dataclass(frozen=True, slots=True)
