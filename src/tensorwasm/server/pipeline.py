@@ -40,55 +40,12 @@ from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import Admitted, RouteClass
 from tensorwasm.service.service import Service
-from tensorwasm.telemetry.metrics import UNKNOWN, Metrics
-from tensorwasm.tenancy.audit import AuditLog, AuditRecord, actor_of, outcome_of
+from tensorwasm.telemetry.metrics import UNKNOWN
+from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
 from tensorwasm.values import MIB, NEVER, Deadline
 
 REFUSED: Final = frozenset({401, 403, 429})
 """Statuses that are audited on every route."""
-
-
-class AccessLog:
-    """Counts every request that got a reply, and writes audit records of changes and refusals.
-
-    Attributes:
-        counts: of each route, by its `id`; the metrics are in the order of the routes.
-    """
-
-    def __init__(self, table: RouteTable, metrics: Metrics, audit: AuditLog, origins: Origins) -> None:
-        self.counts = {id(route): counts for route, counts in zip(table.routes, metrics.routes[:UNKNOWN], strict=True)}
-        self._unknown = metrics.routes[UNKNOWN]
-        self._audit = audit
-        self._origins = origins
-
-    def record(self, exchange: Exchange, status: int) -> None:
-        """Count a request after its reply; one with a route was counted in flight."""
-        seconds = (time.perf_counter_ns() - exchange.began_ns) * 1e-9
-        route = exchange.route
-        if route is None:
-            self._unknown.in_flight += 1
-            self._unknown.end(status, seconds)
-            return
-        self.counts[id(route)].end(status, seconds)
-        if route.action is not None or status in REFUSED:
-            self._write(exchange, route, status, seconds)
-
-    def _write(self, exchange: Exchange, route: Route, status: int, seconds: float) -> None:
-        principal, call, error = exchange.principal, exchange.call, exchange.error
-        resource = {"tenant_id": exchange.tenant, **({} if call is None else call.audit)}
-        self._audit.append(
-            AuditRecord(
-                time.time_ns() // 1_000_000,
-                exchange.request_id,
-                None if principal is None else actor_of(principal),
-                route.action or f"{route.method} {route.path}",
-                resource,
-                outcome_of(status, None if error is None else error.kind),
-                seconds * 1e3,
-                exchange.client,
-                self._origins.certificate(exchange.client, exchange.headers),
-            )
-        )
 
 
 LEFT: Final = 499
@@ -134,7 +91,9 @@ class Pipeline:
         self._service = service
         self._table = RouteTable(routes)
         self._admission = service.admission
-        self._recorder = AccessLog(self._table, service.metrics, service.audit, self._origins)
+        metrics = service.metrics.routes  # in the order of the routes
+        self._counts = {id(route): each for route, each in zip(self._table.routes, metrics[:UNKNOWN], strict=True)}
+        self._unknown = metrics[UNKNOWN]
         self._next_id = request_ids()
         self._decoders = {id(route): decoder(route) for route in self._table.routes}
 
@@ -175,7 +134,7 @@ class Pipeline:
         finally:
             if exchange.held is not None:
                 exchange.held.close()
-        self._recorder.record(exchange, status)
+        self._record(exchange, status)
         exchange.forget()
 
     def _refuse(self, exchange: Exchange, error: TensorWasmError) -> int:
@@ -194,7 +153,7 @@ class Pipeline:
             return self._options(exchange)
         route, params = self._table.match(exchange.method, exchange.path)
         exchange.route = route
-        self._recorder.counts[id(route)].in_flight += 1
+        self._counts[id(route)].in_flight += 1
         if exchange.error is not None:  # its short body did not arrive in time
             raise exchange.error
         if exchange.method == WEBSOCKET:
@@ -332,3 +291,32 @@ class Pipeline:
             await route.handle(call, socket)
         finally:
             socket.close()
+
+    def _record(self, exchange: Exchange, status: int) -> None:
+        """Count a request after its reply; one with a route was counted in flight."""
+        seconds = (time.perf_counter_ns() - exchange.began_ns) * 1e-9
+        route = exchange.route
+        if route is None:
+            self._unknown.in_flight += 1
+            self._unknown.end(status, seconds)
+            return
+        self._counts[id(route)].end(status, seconds)
+        if route.action is not None or status in REFUSED:
+            self._write_audit(exchange, route, status, seconds)
+
+    def _write_audit(self, exchange: Exchange, route: Route, status: int, seconds: float) -> None:
+        principal, call, error = exchange.principal, exchange.call, exchange.error
+        resource = {"tenant_id": exchange.tenant, **({} if call is None else call.audit)}
+        self._service.audit.append(
+            AuditRecord(
+                time.time_ns() // 1_000_000,
+                exchange.request_id,
+                None if principal is None else actor_of(principal),
+                route.action or f"{route.method} {route.path}",
+                resource,
+                outcome_of(status, None if error is None else error.kind),
+                seconds * 1e3,
+                exchange.client,
+                self._origins.certificate(exchange.client, exchange.headers),
+            )
+        )

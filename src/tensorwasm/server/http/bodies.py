@@ -15,14 +15,14 @@ from functools import partial
 from typing import Final
 
 from tensorwasm.errors import BodyTooLarge, CapacityExhausted, InvalidRequest, RequestTimeout
-from tensorwasm.server.http.slices import run_slice
+from tensorwasm.server.http.long_work import run_slice
 from tensorwasm.values import MIB
 
 SHORT_BYTES: Final = 16 << 10
 """Longest body that is read in one piece and not counted: as much as a connection's buffers take anyway."""
 
 AT_ONCE_BYTES: Final = 128 << 10
-"""How much of a body is copied without waiting for a slice (`tensorwasm.server.http.slices`): about 20 us."""
+"""How much of a body is copied without waiting for a slice (`tensorwasm.server.http.long_work`): about 20 us."""
 
 BUDGET_BYTES: Final = 512 * MIB
 """Memory that all longer bodies share, unless a single body may be larger."""

@@ -20,8 +20,8 @@ import uvloop
 from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
-from tensorwasm.server.process.memory import return_large_blocks
 from tensorwasm.server.process.supervisor import ServeOptions
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded

@@ -78,7 +78,7 @@ class ModelRun:
 
     __slots__ = ("_bounded", "_call", "_plan", "_reference", "_request", "answer", "prompt")
 
-    def __init__(self, request: HttpRequest, plan: ModelPlan, reference: str, index: int) -> None:
+    def __init__(self, request: HttpRequest, plan: ModelPlan, reference: str, index: int = 0) -> None:
         given = plan.prompts[index]
         self.prompt = given if isinstance(given, str) else ""
         self.answer = ModelAnswer(given, plan.stops, plan.max_tokens)
@@ -125,48 +125,12 @@ class ModelRun:
         return ModelNotFound("the model does not exist any more")
 
 
-async def embed(request: HttpRequest, plan: ModelPlan, reference: str) -> tuple[list[list[float]], int]:
-    """Return a vector for each text of an embedding's plan, and the tokens of all texts.
-
-    Raises:
-        ModelOutputInvalid: the number of vectors is not that of the texts, or their lengths differ.
-    """
-    run = ModelRun(request, plan, reference, 0)
-    vectors = [list(piece.embedding) for piece in await run.whole() if piece.embedding is not None]
-    if not run.answer.reader.in_lines or len(vectors) != plan.inputs or len({len(each) for each in vectors}) != 1:
-        raise ModelOutputInvalid("the model did not answer with one vector for each text, all of one length")
-    return vectors, run.answer.usage.prompt_tokens
-
-
-async def stream_completion(
-    request: HttpRequest, plan: ModelPlan, reference: str, renderer: CompletionRenderer, *, echo: bool = False
-) -> StreamedReply:
-    """Return a chat or completion in parts, once its first part exists; with `echo` the prompts come first.
-
-    An error of the first guest before its first output is raised, later ones are sent.
-    """
-    parts = _parts(request, plan, reference, renderer, echo=echo)
-    return await _send(parts, DONE, lambda error: b"data: " + error_body(error, openai=True) + b"\n\n")
-
-
-async def stream_response(
-    request: HttpRequest, plan: ModelPlan, reference: str, builder: ResponseBuilder
-) -> StreamedReply:
-    """Return a response as the events that build it; otherwise as `stream_completion`."""
-
-    def fail(error: TensorWasmError) -> bytes:
-        detail = openai_detail(error)
-        return builder.fail(detail.code or error.kind, detail.message)
-
-    return await _send(_events(request, plan, reference, builder), b"", fail)
-
-
 async def _send(
     parts: AsyncGenerator[bytes, None], ending: bytes, fail: Callable[[TensorWasmError], bytes]
 ) -> StreamedReply:
     """Return parts as a reply, once the first exists.
 
-    `ending` is sent after them, or what `fail` returns for an error.
+    `ending` is sent after them, or what `fail` returns for an error; an error before the first part is raised.
     """
     first = await anext(parts)
 
@@ -190,7 +154,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a response; comments while there is none."""
     with hold_stream(request):
-        run = ModelRun(request, plan, reference, 0)
+        run = ModelRun(request, plan, reference)
         head = builder.begin()
         async with aclosing(run.pieces()) as pieces:
             async for piece in pieces:
@@ -205,7 +169,7 @@ async def _events(
 async def _parts(
     request: HttpRequest, plan: ModelPlan, reference: str, renderer: CompletionRenderer, *, echo: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a stream without its end; comments while there is none."""
+    """Yield the parts of a chat or completion but its end; with `echo` the prompts come first; comments while idle."""
     with hold_stream(request):
         spent = []
         for index in range(len(plan.runs)):
@@ -252,13 +216,18 @@ async def complete(request: HttpRequest) -> Reply | StreamedReply:
 
 
 async def respond(request: HttpRequest) -> Reply | StreamedReply:
-    """Answer a request of the Responses API."""
+    """Answer a request of the Responses API, in a stream as the events that build the response."""
     body: ResponsesRequest = request.body
     plan, builder = plan_response(body), ResponseBuilder(body)
     reference = request.audit["function_id"] = await find(request, body.model)
+
+    def fail(error: TensorWasmError) -> bytes:
+        detail = openai_detail(error)
+        return builder.fail(detail.code or error.kind, detail.message)
+
     if body.stream:
-        return await stream_response(request, plan, reference, builder)
-    run = ModelRun(request, plan, reference, 0)
+        return await _send(_events(request, plan, reference, builder), b"", fail)
+    run = ModelRun(request, plan, reference)
     for piece in await run.whole():
         builder.add(piece)
     builder.finish(run.answer.finish_reason, run.answer.usage)
@@ -266,10 +235,14 @@ async def respond(request: HttpRequest) -> Reply | StreamedReply:
 
 
 async def embed_texts(request: HttpRequest) -> Reply:
-    """Return the embedding vectors of texts."""
+    """Return the embedding vectors of texts: one for each, all of one length."""
     body: EmbeddingRequest = request.body
     plan = plan_embedding(body)
-    vectors, tokens = await embed(request, plan, await find(request, body.model))
+    run = ModelRun(request, plan, await find(request, body.model))
+    vectors = [piece.embedding for piece in await run.whole() if piece.embedding is not None]
+    if not run.answer.reader.in_lines or len(vectors) != plan.inputs or len(set(map(len, vectors))) != 1:
+        raise ModelOutputInvalid("the model did not answer with one vector for each text, all of one length")
+    tokens = run.answer.usage.prompt_tokens
     return Reply(render_embeddings(body.model, vectors, tokens, packed=body.encoding_format == "base64"))
 
 
@@ -280,7 +253,8 @@ async def _complete(
     counted = body.stream_options is not None and body.stream_options.include_usage
     renderer = CompletionRenderer.of(body.model, chat=chat, counted=counted)
     if body.stream:
-        return await stream_completion(request, plan, reference, renderer, echo=echo)
+        parts = _parts(request, plan, reference, renderer, echo=echo)
+        return await _send(parts, DONE, lambda error: b"data: " + error_body(error, openai=True) + b"\n\n")
     choices, spent = [], []
     for index in range(len(plan.runs)):
         run = ModelRun(request, plan, reference, index)
