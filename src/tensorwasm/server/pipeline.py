@@ -1,4 +1,4 @@
-"""`Pipeline`: the steps of every request, before and after its handler.
+"""`Pipeline`: the steps of every request, before and after its handler; `Application`: the routes over a service.
 
 In this order: host, route, length of the body, caller, tenant, scope, rate, whether the server is draining, the body
 itself, the tenant's quota of requests, a slot of the route's class, the handler, the reply, metrics and audit. Nothing
@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
@@ -29,11 +31,12 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
+from tensorwasm.server.arrivals import SWEEP_S, Arrivals
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
 from tensorwasm.server.http.head import Origins, admit, check_head, own_request_id, request_ids, trace_id
-from tensorwasm.server.http.replies import inflate, is_gzip
+from tensorwasm.server.http.replies import JSON, inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.sending import refuse, send
@@ -320,3 +323,66 @@ class Pipeline:
                 self._origins.certificate(exchange.client, exchange.headers),
             )
         )
+
+
+LAST_S: Final = 2.0
+"""Seconds in which cancelled requests may end; then the server stops without them."""
+
+
+class Application:
+    """The routes over a service. For one event loop.
+
+    Attributes:
+        arrivals: takes requests in.
+        pipeline: the steps of each request.
+    """
+
+    def __init__(self, service: Service, routes: Sequence[Route], *, max_body_bytes: int | None = None) -> None:
+        """Open the routes as `Pipeline` does; the service outlives the application."""
+        self.pipeline = Pipeline(service, routes, max_body_bytes)
+        loop = asyncio.get_running_loop()
+        self.arrivals = Arrivals(loop, self.pipeline.start, service.settings.request_timeout_s)
+        self._sweeping = loop.create_task(self._sweep())
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
+        self.pipeline.draining = True
+        await self._wait(limit_s)
+        for task in list(self.pipeline.tasks):
+            task.cancel()
+        await self._wait(LAST_S)
+
+    async def close(self) -> None:
+        """Stop looking for requests whose bodies do not arrive."""
+        self._sweeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._sweeping
+
+    async def _wait(self, limit_s: float) -> None:
+        if self.pipeline.tasks:
+            await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.arrivals.sweep()
+
+
+_LIVE: Final = frozenset({"/livez", "/healthz"})
+_BODY_S: Final = 30.0
+
+
+class DegradedApplication:
+    """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
+
+    def __init__(self, error: TensorWasmError) -> None:
+        self._error = error
+        self._origins = Origins()
+        self.arrivals = Arrivals(asyncio.get_running_loop(), self._answer, _BODY_S)
+
+    def _answer(self, exchange: Exchange) -> None:
+        exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
+        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
+            exchange.proto.response_bytes(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+        else:
+            refuse(exchange, self._error, self._origins)

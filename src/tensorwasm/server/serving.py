@@ -18,8 +18,8 @@ from granian.http import HTTP1Settings, HTTP2Settings
 from granian.server.embed import Server
 
 from tensorwasm.errors import HostError, TensorWasmError
-from tensorwasm.server.application import Application, DegradedApplication
 from tensorwasm.server.arrivals import spawner
+from tensorwasm.server.pipeline import Application, DegradedApplication
 from tensorwasm.server.process.address import ListenAddress, clear, is_reached
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.silence import watch

@@ -179,16 +179,13 @@ class Authenticator:
             raise RateLimited("too many unknown credentials")
         self._slow += 1
         try:
-            return await self._look_up(header or "")
+            token = _presented(header or "")
+            if self._verifier is not None and token.count(".") == 2:
+                return await self._verify(self._verifier, token)
+            await self._catch_up()
+            found = self.authenticate(header)
         finally:
             self._slow -= 1
-
-    async def _look_up(self, header: str) -> Principal:
-        token = _presented(header)
-        if self._verifier is not None and token.count(".") == 2:
-            return await self._verify(self._verifier, token)
-        await self._catch_up()
-        found = self.authenticate(header)
         if found is None:
             raise Unauthorized(REFUSAL)
         return found

@@ -123,10 +123,6 @@ class StreamedReply:
     length: int | None = None
 
 
-Handler = Callable[[HttpRequest], Reply | Awaitable[Reply | StreamedReply]]
-"""Makes the reply, at once or awaited. An immediate reply costs the event loop no task and no turn."""
-
-
 @dataclass(frozen=True, slots=True)
 class QueryParam:
     """One name of a query: its description, and JSON Schema of exactly the values that the handler accepts."""
@@ -142,7 +138,8 @@ class Route:
     Attributes:
         method: ``GET``, ``POST``, ``PUT``, ``PATCH`` or ``DELETE``; ``WS`` for a WebSocket.
         path: with braces for variable segments, such as ``/functions/{id}``.
-        handle: a `Handler`. That of a WebSocket also receives an open
+        handle: returns the `Reply` to an `HttpRequest`, or a coroutine of it or of a `StreamedReply`. A reply at once
+            costs the event loop no task and no turn. That of a WebSocket also receives an open
             `tensorwasm.server.streaming.websocket.WebSocket`, and returns when it is done with it.
         group: tag in the OpenAPI document.
         scope: the scope that a token needs; None for an open route.

@@ -28,8 +28,13 @@ from tensorwasm.server.http.decoding import STORED, check_arguments, decode_opti
 from tensorwasm.server.http.results import immediate_reply, result_reply
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
 from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
-from tensorwasm.server.streaming import sse
-from tensorwasm.server.streaming.streamed_call import StreamedCall, reads_trailers, stream_events, stream_raw
+from tensorwasm.server.streaming.streamed_call import (
+    StreamedCall,
+    reads_trailers,
+    stream_events,
+    stream_raw,
+    wants_events,
+)
 from tensorwasm.server.streaming.websocket import SocketSession, WebSocket
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Deadline
@@ -107,7 +112,7 @@ async def invoke_stream(request: HttpRequest) -> StreamedReply:
     body: Invoke = request.body
     call = call_of(body, request.deadline, *await decode_input(body))
     stream = await StreamedCall.open(request, reference, call)
-    if sse.wanted(request.headers.get("accept")):
+    if wants_events(request.headers.get("accept")):
         return stream_events(stream, reference)
     return stream_raw(stream, trailers=reads_trailers(request.headers.get("te")))
 

@@ -47,8 +47,14 @@ from tensorwasm.server.openai.requests import (
     Sampling,
 )
 from tensorwasm.server.openai.response_builder import Response, ResponseBuilder
-from tensorwasm.server.streaming import sse
-from tensorwasm.server.streaming.streamed_call import hold_stream, pulse
+from tensorwasm.server.streaming.streamed_call import (
+    EVENTS_HEADERS,
+    EVENTS_TYPE,
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
+    hold_stream,
+    pulse,
+)
 from tensorwasm.service.invocations.request import InvocationRequest
 
 QUIET: Final = Piece()
@@ -109,7 +115,7 @@ class ModelRun:
         request = self._request
         try:
             async with request.service.invocations.stream(request.admitted, self._reference, self._call) as stream:
-                async for chunk in pulse(stream, sse.KEEP_ALIVE_S):
+                async for chunk in pulse(stream, KEEP_ALIVE_S):
                     for piece in (QUIET,) if chunk is None else self.answer.feed(chunk):
                         yield piece
                     if self.answer.ended:
@@ -146,7 +152,7 @@ async def _send(
                 return StreamEnd(whole=await send(fail(error)))
             return StreamEnd(whole=await send(ending))
 
-    return StreamedReply(send_all, sse.CONTENT_TYPE, sse.HEADERS)
+    return StreamedReply(send_all, EVENTS_TYPE, EVENTS_HEADERS)
 
 
 async def _events(
@@ -159,7 +165,7 @@ async def _events(
         async with aclosing(run.pieces()) as pieces:
             async for piece in pieces:
                 if piece is QUIET:
-                    yield sse.KEEP_ALIVE
+                    yield KEEP_ALIVE
                 elif events := builder.add(piece):
                     yield head + events
                     head = b""
@@ -180,7 +186,7 @@ async def _parts(
             async with aclosing(run.pieces()) as pieces:
                 async for piece in pieces:
                     if piece is QUIET:
-                        yield sse.KEEP_ALIVE
+                        yield KEEP_ALIVE
                     elif piece.text or piece.tool_calls or piece.logprobs:
                         yield head + renderer.piece(index, piece, offset)
                         head = b""
