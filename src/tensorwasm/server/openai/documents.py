@@ -5,7 +5,7 @@ Source: OpenAI API reference, "Chat", "Completions", "Embeddings", "Responses".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -114,7 +114,7 @@ def plan_chat(request: ChatRequest) -> ModelPlan:
     document.top_logprobs = request.top_logprobs
     for name in ("tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call"):
         setattr(document, name, getattr(request, name))
-    return _plan(request, document, ["\n".join(texts)], lambda _: document)
+    return _plan(request, [document], ["\n".join(texts)])
 
 
 def plan_completion(request: CompletionRequest) -> ModelPlan:
@@ -128,12 +128,8 @@ def plan_completion(request: CompletionRequest) -> ModelPlan:
     document.suffix = request.suffix
     if request.logprobs is not None:
         document.logprobs, document.top_logprobs = True, request.logprobs
-
-    def fill(prompt: Prompt) -> Document:
-        named = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_tokens": prompt}
-        return structs.replace(document, **named)
-
-    return _plan(request, document, prompts, fill)
+    named = [{"prompt": each} if isinstance(each, str) else {"prompt_tokens": each} for each in prompts]
+    return _plan(request, [structs.replace(document, **each) for each in named], prompts)
 
 
 def plan_embedding(request: EmbeddingRequest) -> ModelPlan:
@@ -190,15 +186,14 @@ def _document(request: Sampling, kind: str, max_tokens: int | None) -> Document:
     return Document(tensorwasm=SCHEMA, kind=kind, **fields)
 
 
-def _plan(
-    request: Sampling, document: Document, prompts: Sequence[Prompt], fill: Callable[[Prompt], Document]
-) -> ModelPlan:
+def _plan(request: Sampling, documents: Sequence[Document], prompts: Sequence[Prompt]) -> ModelPlan:
+    """Return the plan of prompts, each with its document, which differ in nothing else."""
     count = request.n or 1
     if len(prompts) * count > MAX_RUNS:
         raise InvalidRequest(f"n: prompts and choices come to more than {MAX_RUNS} answers")
-    runs = tuple(run for prompt in prompts for run in _seeded(fill(prompt), count))
+    runs = tuple(run for document in documents for run in _seeded(document, count))
     repeated = tuple(prompt for prompt in prompts for _ in range(count))
-    return ModelPlan(request.model, runs, repeated, tuple(document.stop), document.max_tokens)
+    return ModelPlan(request.model, runs, repeated, tuple(documents[0].stop), documents[0].max_tokens)
 
 
 def _seeded(document: Document, count: int) -> Iterator[bytes]:
