@@ -378,9 +378,9 @@ class DegradedApplication:
     def __init__(self, error: TensorWasmError) -> None:
         self._error = error
         self._origins = Origins()
-        self.arrivals = Arrivals(asyncio.get_running_loop(), self._answer, _BODY_S)
+        self.arrivals = Arrivals(asyncio.get_running_loop(), self._reply, _BODY_S)
 
-    def _answer(self, exchange: Exchange) -> None:
+    def _reply(self, exchange: Exchange) -> None:
         exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
         if exchange.path in _LIVE and exchange.method != WEBSOCKET:
             exchange.proto.response_bytes(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
