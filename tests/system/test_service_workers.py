@@ -15,7 +15,7 @@ from tensorwasm.errors import DeviceFault, GuestTrap, InvokeTimeout, QuotaExceed
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.workers import Workers
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import Deadline
 
 VECTOR_ADD = (Path(__file__).parents[2] / "examples" / "vector_add" / "vector_add.wasm").read_bytes()

@@ -89,10 +89,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "tags": [{"name": name} for name in dict.fromkeys(route.group for route in shown)],
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
     }
 
 
@@ -226,15 +223,15 @@ def _section(path: str, method: str, operation: dict[str, Any]) -> str:
         f"<tr><td><code>{escape(each['name'])}</code><td>{escape(each['in'])}<td>{escape(each.get('description', ''))}"
         for each in operation["parameters"]
     )
-    answers = "".join(
-        f"<tr><td><code>{escape(status)}</code><td>{escape(answer['description'])}<td>{_links(answer)}"
-        for status, answer in operation["responses"].items()
+    replies = "".join(
+        f"<tr><td><code>{escape(status)}</code><td>{escape(reply['description'])}<td>{_links(reply)}"
+        for status, reply in operation["responses"].items()
     )
     taken = f"<p>Takes {_links(operation['requestBody'])}</p>" if "requestBody" in operation else ""
     return (
         f"<details><summary><b>{escape(method.upper())}</b> <code>{escape(path)}</code> {escape(operation['summary'])}"
-        f"</summary><p>{escape(operation.get('description', 'Open to everybody.'))}</p>"
-        f"<table>{rows}</table>{taken}<table>{answers}</table></details>"
+        f"</summary><p>{escape(operation.get('description', 'Needs no token.'))}</p>"
+        f"<table>{rows}</table>{taken}<table>{replies}</table></details>"
     )
 
 

@@ -1,4 +1,4 @@
-"""`Pipeline`: the steps of every request, before and after its handler.
+"""`Pipeline`: the steps of every request, before and after its handler; `Application`: the routes over a service.
 
 In this order: host, route, length of the body, caller, tenant, scope, rate, whether the server is draining, the body
 itself, the tenant's quota of requests, a slot of the route's class, the handler, the reply, metrics and audit. Nothing
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from tensorwasm.errors import (
@@ -29,23 +31,25 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
-from tensorwasm.server.admission import admit
+from tensorwasm.server.arrivals import SWEEP_S, Arrivals
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
-from tensorwasm.server.http.access_log import AccessLog
 from tensorwasm.server.http.decoding import decoder
-from tensorwasm.server.http.head import Origins, check_head, own_request_id, request_ids, trace_id
-from tensorwasm.server.http.representation import inflate, is_gzip
+from tensorwasm.server.http.head import Origins, admit, check_head, own_request_id, request_ids, trace_id
+from tensorwasm.server.http.replies import JSON, inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
-from tensorwasm.service.admission.admission import RouteClass
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.opening import Service
+from tensorwasm.telemetry.metrics import UNKNOWN
+from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
+from tensorwasm.values import MIB, NEVER, Deadline
 
-if TYPE_CHECKING:
-    from tensorwasm.service.admission.admission import Admitted
-    from tensorwasm.service.opening import Service
+REFUSED: Final = frozenset({401, 403, 429})
+"""Statuses that are audited on every route."""
+
 
 LEFT: Final = 499
 """Status that is recorded, never sent, for a request whose client disconnected."""
@@ -60,20 +64,10 @@ WHILE_DRAINING: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.j
 """Paths that are served while the server shuts down; others are refused."""
 
 EXPECTED: Final = (Draining, KernelRegistryNotConfigured, NotReady)
-"""Errors of this machine that follow from what the operator asked for: they are not logged."""
+"""Errors of this machine that follow from what the operator chose: they are not logged."""
 
 _NOTHING: Final[Mapping[str, str]] = {}
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The settings for every request: limits of its body and deadline, and whether it must name its tenant."""
-
-    max_body_bytes: int
-    body_timeout_s: float
-    max_deadline_s: float
-    tenant_required: bool
 
 
 class Pipeline:
@@ -85,20 +79,26 @@ class Pipeline:
         budget: memory for the bodies of all requests.
     """
 
-    def __init__(
-        self, service: Service, table: RouteTable, origins: Origins, rules: Rules, recorder: AccessLog
-    ) -> None:
+    def __init__(self, service: Service, routes: Sequence[Route], max_body_bytes: int | None = None) -> None:
+        """Open the routes; the longest body is that of the settings unless it is given.
+
+        Raises:
+            InvalidArgs: a setting is invalid.
+        """
+        self._settings = service.settings
+        self._max_body_bytes = self._settings.max_body_mib * MIB if max_body_bytes is None else max_body_bytes
+        self._origins = Origins.from_settings(self._settings)
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
-        self.budget = bodies.BodyBudget(max(bodies.BUDGET_BYTES, 2 * rules.max_body_bytes))
+        self.budget = bodies.BodyBudget(max(bodies.BUDGET_BYTES, 2 * self._max_body_bytes))
         self._service = service
-        self._table = table
+        self._table = RouteTable(routes)
         self._admission = service.admission
-        self._origins = origins
-        self._rules = rules
-        self._recorder = recorder
+        metrics = service.metrics.routes  # in the order of the routes
+        self._counts = {id(route): each for route, each in zip(self._table.routes, metrics[:UNKNOWN], strict=True)}
+        self._unknown = metrics[UNKNOWN]
         self._next_id = request_ids()
-        self._decoders = {id(route): decoder(route) for route in table.routes}
+        self._decoders = {id(route): decoder(route) for route in self._table.routes}
 
     def start(self, exchange: Exchange) -> None:
         """Run a request until it must wait; the rest is a task. Every request gets a reply."""
@@ -122,11 +122,11 @@ class Pipeline:
         try:
             try:
                 check_head(exchange.scope.http_version, headers)
-                answer = await self._answer(exchange)
+                reply = await self._process(exchange)
             except GuestTrap as error:
                 await locate_trap(error)
                 raise
-            status = SWITCHED if answer is None else await send(exchange, answer, self._origins)
+            status = SWITCHED if reply is None else await send(exchange, reply, self._origins)
         except asyncio.CancelledError:
             status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is shutting down"))
         except TensorWasmError as error:
@@ -137,7 +137,7 @@ class Pipeline:
         finally:
             if exchange.held is not None:
                 exchange.held.close()
-        self._recorder.record(exchange, status)
+        self._record(exchange, status)
         exchange.forget()
 
     def _refuse(self, exchange: Exchange, error: TensorWasmError) -> int:
@@ -148,7 +148,7 @@ class Pipeline:
             self.spawn(bodies.linger(exchange.chunks(), self.budget))
         return refuse(exchange, error, self._origins)
 
-    async def _answer(self, exchange: Exchange) -> Reply | StreamedReply | None:
+    async def _process(self, exchange: Exchange) -> Reply | StreamedReply | None:
         headers = exchange.headers
         if self._origins.hosts:
             self._origins.check_host(headers.get("host") or exchange.scope.authority)
@@ -156,17 +156,19 @@ class Pipeline:
             return self._options(exchange)
         route, params = self._table.match(exchange.method, exchange.path)
         exchange.route = route
-        self._recorder.counts[id(route)].in_flight += 1
+        self._counts[id(route)].in_flight += 1
         if exchange.error is not None:  # its short body did not arrive in time
             raise exchange.error
         if exchange.method == WEBSOCKET:
             self._origins.check_page(headers.get("origin"))
         if exchange.body is None:
-            self._check_length(headers.get("content-length"))
+            declared = bodies.declared_bytes(headers.get("content-length"))
+            if declared is not None and declared > self._max_body_bytes:
+                raise bodies.too_large(self._max_body_bytes)
         packed = "content-encoding" in headers and is_gzip(headers.get("content-encoding"))
         admitted = None
         if route.scope is not None:
-            admitted = await admit(exchange, route, self._admission, tenant_required=self._rules.tenant_required)
+            admitted = await admit(exchange, route, self._admission, tenant_required=self._settings.require_tenant)
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
         if self.draining and route.path not in WHILE_DRAINING:
@@ -178,41 +180,34 @@ class Pipeline:
         return await self._serve(exchange, route, params, admitted, exchange.body or b"")
 
     def _options(self, exchange: Exchange) -> Reply:
-        allow = ("allow", ", ".join(self._table.allowed(exchange.path)))
-        headers = exchange.headers
-        asked = self._origins.preflight(headers.get("origin"), headers.get("access-control-request-headers"))
-        return Reply(status=204, headers=(allow, *asked))
-
-    def _check_length(self, text: str | None) -> None:
-        declared = bodies.declared_bytes(text)
-        if declared is not None and declared > self._rules.max_body_bytes:
-            raise bodies.too_large(self._rules.max_body_bytes)
+        headers, allowed = exchange.headers, ", ".join(self._table.allowed(exchange.path))
+        preflight = self._origins.preflight(headers.get("origin"), headers.get("access-control-request-headers"))
+        return Reply(status=204, headers=(("allow", allowed), *preflight))
 
     async def _read(self, exchange: Exchange) -> None:
         """Read a body that was not read ahead."""
         await BECOME_TASK
         exchange.held = reader = bodies.BodyReader(
-            exchange.chunks(), self.budget, self._rules.max_body_bytes, exchange.tenant
+            exchange.chunks(), self.budget, self._max_body_bytes, exchange.tenant
         )
-        length = exchange.headers.get("content-length")
-        exchange.body = await reader.read(self._rules.body_timeout_s, bodies.declared_bytes(length))
-        bodies.require_whole(exchange.body, length)
+        declared = bodies.declared_bytes(exchange.headers.get("content-length"))
+        exchange.body = await reader.read(self._settings.request_timeout_s, declared)
 
     async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
         """Decompress a body; the result counts against the limits of an uncompressed one."""
         read = exchange.held
-        exchange.held = unpacked = bodies.BodyMemory(self.budget, self._rules.max_body_bytes, exchange.tenant)
+        exchange.held = unpacked = bodies.BodyMemory(self.budget, self._max_body_bytes, exchange.tenant)
         try:
             exchange.body = await inflate(packed, unpacked.hold)
         finally:
             if read is not None:
                 read.close()
 
-    def _deadline(self, text: str | None, asked: object) -> Deadline:
-        """Return the deadline that the header or a decoded body asks for, at most `Rules.max_deadline_s` from now."""
-        most_s, body = self._rules.max_deadline_s, NEVER
-        if isinstance(asked, Timed) and asked.from_arrival:
-            body = asked.deadline(most_s)
+    def _deadline(self, text: str | None, decoded: object) -> Deadline:
+        """Return the deadline that the header or a decoded body sets, bounded by the settings."""
+        most_s, body = self._settings.max_deadline_s, NEVER
+        if isinstance(decoded, Timed) and decoded.from_arrival:
+            body = decoded.deadline(most_s)
         if text is None:
             return body
         if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 15 or int(text) == 0:
@@ -227,9 +222,9 @@ class Pipeline:
         A route that runs guests takes no slot: its guests have turns at gates of their own.
         """
         headers, query = exchange.headers, exchange.scope.query_string
-        asked = self._decoders[id(route)](body, headers.get("content-type"))
+        decoded = self._decoders[id(route)](body, headers.get("content-type"))
         limit_ms = headers.get("x-tensorwasm-deadline-ms")
-        limited = limit_ms is not None or getattr(asked, "deadline_ms", None) is not None
+        limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
         exchange.call = call = HttpRequest(
             self._service,
             exchange.principal,
@@ -237,11 +232,11 @@ class Pipeline:
             params,
             dict(parse_qsl(query, keep_blank_values=True)) if query else _NOTHING,
             headers,
-            asked,
+            decoded,
             body,
             exchange.request_id,
             exchange.trace_id,
-            self._deadline(limit_ms, asked) if limited else NEVER,
+            self._deadline(limit_ms, decoded) if limited else NEVER,
             exchange.client,
             exchange.gone,
             cast("Admitted", admitted),
@@ -275,28 +270,119 @@ class Pipeline:
         if exchange.method == WEBSOCKET:
             await self._converse(exchange, route, call)
             return None
-        answer: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
-        if isinstance(answer, Reply):
-            return answer
+        reply: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
+        if isinstance(reply, Reply):
+            return reply
         await BECOME_TASK
         task = asyncio.current_task()
         if route.kind not in CANCELLED or task is None:
-            return await answer
-        departure = DisconnectWatcher(exchange.proto, task)
+            return await reply
+        watcher = DisconnectWatcher(exchange.proto, task)
         try:
-            return await answer
+            return await reply
         finally:
-            departure.close()
-            exchange.left = departure.left
+            watcher.close()
+            exchange.left = watcher.left
 
     async def _converse(self, exchange: Exchange, route: Route, call: HttpRequest) -> None:
         """Accept a WebSocket, and close it when the handler returns."""
         await BECOME_TASK
         if route.scope is not None:
-            required = self._rules.tenant_required
-            call.again = partial(admit, exchange, route, self._admission, tenant_required=required)
+            call.again = partial(admit, exchange, route, self._admission, tenant_required=self._settings.require_tenant)
         socket = await WebSocket.accept(exchange.scope, exchange.proto, self.budget)
         try:
             await route.handle(call, socket)
         finally:
             socket.close()
+
+    def _record(self, exchange: Exchange, status: int) -> None:
+        """Count a request after its reply; one with a route was counted in flight."""
+        seconds = (time.perf_counter_ns() - exchange.began_ns) * 1e-9
+        route = exchange.route
+        if route is None:
+            self._unknown.in_flight += 1
+            self._unknown.end(status, seconds)
+            return
+        self._counts[id(route)].end(status, seconds)
+        if route.action is not None or status in REFUSED:
+            self._write_audit(exchange, route, status, seconds)
+
+    def _write_audit(self, exchange: Exchange, route: Route, status: int, seconds: float) -> None:
+        principal, call, error = exchange.principal, exchange.call, exchange.error
+        resource = {"tenant_id": exchange.tenant, **({} if call is None else call.audit)}
+        self._service.audit.append(
+            AuditRecord(
+                time.time_ns() // 1_000_000,
+                exchange.request_id,
+                None if principal is None else actor_of(principal),
+                route.action or f"{route.method} {route.path}",
+                resource,
+                outcome_of(status, None if error is None else error.kind),
+                seconds * 1e3,
+                exchange.client,
+                self._origins.certificate(exchange.client, exchange.headers),
+            )
+        )
+
+
+LAST_S: Final = 2.0
+"""Seconds in which cancelled requests may end; then the server stops without them."""
+
+
+class Application:
+    """The routes over a service. For one event loop.
+
+    Attributes:
+        arrivals: takes requests in.
+        pipeline: the steps of each request.
+    """
+
+    def __init__(self, service: Service, routes: Sequence[Route], *, max_body_bytes: int | None = None) -> None:
+        """Open the routes as `Pipeline` does; the service outlives the application."""
+        self.pipeline = Pipeline(service, routes, max_body_bytes)
+        loop = asyncio.get_running_loop()
+        self.arrivals = Arrivals(loop, self.pipeline.start, service.settings.request_timeout_s)
+        self._sweeping = loop.create_task(self._sweep())
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
+        self.pipeline.draining = True
+        await self._wait(limit_s)
+        for task in list(self.pipeline.tasks):
+            task.cancel()
+        await self._wait(LAST_S)
+
+    async def close(self) -> None:
+        """Stop looking for requests whose bodies do not arrive."""
+        self._sweeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._sweeping
+
+    async def _wait(self, limit_s: float) -> None:
+        if self.pipeline.tasks:
+            await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.arrivals.sweep()
+
+
+_LIVE: Final = frozenset({"/livez", "/healthz"})
+_BODY_S: Final = 30.0
+
+
+class DegradedApplication:
+    """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
+
+    def __init__(self, error: TensorWasmError) -> None:
+        self._error = error
+        self._origins = Origins()
+        self.arrivals = Arrivals(asyncio.get_running_loop(), self._reply, _BODY_S)
+
+    def _reply(self, exchange: Exchange) -> None:
+        exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
+        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
+            exchange.proto.response_bytes(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+        else:
+            refuse(exchange, self._error, self._origins)

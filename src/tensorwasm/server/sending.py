@@ -7,13 +7,16 @@ from typing import Final
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.server.exchange import WEBSOCKET, Exchange
 from tensorwasm.server.http.head import Origins
-from tensorwasm.server.http.replies import JSON, body_of, error_body, error_headers
-from tensorwasm.server.http.representation import (
+from tensorwasm.server.http.replies import (
     GZIP_BYTES,
+    JSON,
     REVALIDATED,
     accepts_gzip,
+    body_of,
     deflate,
     entity_tag,
+    error_body,
+    error_headers,
     is_compressible,
     is_known,
 )

@@ -18,10 +18,9 @@ from granian.http import HTTP1Settings, HTTP2Settings
 from granian.server.embed import Server
 
 from tensorwasm.errors import HostError, TensorWasmError
-from tensorwasm.server.application import Application
 from tensorwasm.server.arrivals import spawner
+from tensorwasm.server.pipeline import Application, DegradedApplication
 from tensorwasm.server.process.address import ListenAddress, clear, is_reached
-from tensorwasm.server.process.degraded import DegradedApplication
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.silence import watch
 from tensorwasm.values import MIB

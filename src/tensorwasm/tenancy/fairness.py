@@ -282,7 +282,6 @@ class FairGate:
             heapq.heapify(self._heap)
 
     def _open(self, tenant: int) -> _Flow:
-
         for _ in range(min(_LOOKS, len(self._flows))):
             old, flow = self._flows.popitem(last=False)
             if flow.waiting or flow.held or (flow.finish > self._now and len(self._flows) < FLOWS):

@@ -1,9 +1,12 @@
-"""`Principal`: the authenticated maker of a request, and the scopes."""
+"""The authenticated caller of a request, the scopes, and capabilities: unforgeable rights to administer."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar, final
+from weakref import WeakKeyDictionary
 
 from tensorwasm.errors import NotFound, ScopeDenied, TenantScopeDenied
 
@@ -73,7 +76,7 @@ class Principal:
 
 
 def require_owned(found: _Record | None, tenant: int, noun: str) -> _Record:
-    """Return a record that was looked up, if it exists and belongs to the tenant that asks for it.
+    """Return a record that was looked up, if it exists and belongs to the requesting tenant.
 
     Raises:
         NotFound: it does not exist, or belongs to another tenant: the message, with the noun, does not say which.
@@ -81,3 +84,68 @@ def require_owned(found: _Record | None, tenant: int, noun: str) -> _Record:
     if found is None or found.tenant != tenant:
         raise NotFound(f"there is no such {noun}")
     return found
+
+
+ADMIN: Final = "admin"
+
+
+@final
+class AdminCapability:
+    """The right to administer. It has no content that could be changed or copied: only its identity counts."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """The extent of a capability: tenants that it administers, None for all, and scopes that it may pass on."""
+
+    tenants: frozenset[int] | None
+    scopes: frozenset[str]
+
+    def covers(self, tenants: Iterable[int] | None) -> bool:
+        """Return whether it covers all of these tenants; None means every tenant."""
+        return self.tenants is None or (tenants is not None and self.tenants.issuperset(tenants))
+
+    def require(self, tenants: Iterable[int] | None, scopes: Iterable[str] = ()) -> None:
+        """Raise TenantScopeDenied unless it covers the tenants, ScopeDenied unless it has the scopes to pass on."""
+        if not self.covers(tenants):
+            raise TenantScopeDenied("the token is not for these tenants")
+        if lacking := sorted(set(scopes) - self.scopes):
+            raise ScopeDenied(f"the token lacks what it would pass on: {', '.join(lacking)}")
+
+
+class Registry:
+    """Issues the capabilities for one installation's tenants and tokens. Thread-safe.
+
+    Opening it gives the one capability for everything; all others come from principals, and allow no more than those.
+    """
+
+    def __init__(self) -> None:
+        self._given: WeakKeyDictionary[AdminCapability, Authority] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls) -> tuple[Registry, AdminCapability]:
+        """Return a new registry and the capability for everything in it."""
+        registry = cls()
+        return registry, registry._give(Authority(None, frozenset(SCOPES)))
+
+    def admit(self, principal: Principal) -> AdminCapability:
+        """Return a capability for what a principal may administer; without the admin scope, raise ScopeDenied."""
+        principal.require(ADMIN)
+        return self._give(Authority(principal.tenants, principal.scopes.intersection(SCOPES)))
+
+    def authority(self, capability: AdminCapability) -> Authority:
+        """Return the extent of a capability; for one of another registry, raise ScopeDenied."""
+        with self._lock:
+            found = self._given.get(capability) if type(capability) is AdminCapability else None
+        if found is None:
+            raise ScopeDenied("this is no capability of this registry")
+        return found
+
+    def _give(self, authority: Authority) -> AdminCapability:
+        capability = AdminCapability()
+        with self._lock:
+            self._given[capability] = authority
+        return capability

@@ -1,4 +1,4 @@
-"""Quotas: how much a tenant may hold at a time, and use up in an hour.
+"""Quotas: how much a tenant may hold at a time, and use up in an hour; and `TenantPolicy`, the rules for a tenant.
 
 What is held is given back (`Quotas.hold` and `QuotaHold.release`); what is used up is not (`Quotas.charge`), and counts
 until an hour has passed over it. Thread-safe: one lock is held for a microsecond at most, and nothing blocks under it.
@@ -13,12 +13,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 import msgspec
 
-from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvalidRequest, QuotaExceeded
 from tensorwasm.values import MIB
 
 HELD: Final[dict[str, str]] = {
@@ -56,7 +56,7 @@ HOUR_MS: Final = 3_600_000
 
 _LOOKS: Final = 2  # accounts checked for each new one: more than are added, so that idle ones are found
 _UNLIMITED: Final = 1 << 80
-_MAX_CAP: Final = (1 << 63) - 1
+MAX_LIMIT: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -160,9 +160,7 @@ class Quotas:
     """
 
     def __init__(
-        self,
-        now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        host_bytes: int | None = None,
+        self, now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000, host_bytes: int | None = None
     ) -> None:
         self.host_bytes = host_bytes
         self._all = {"memory_bytes": 0}
@@ -315,7 +313,6 @@ class Quotas:
         return account.used(budget, now_ms)
 
     def _open(self, tenant: int) -> _Account:
-
         for _ in range(min(_LOOKS, len(self._accounts))):
             old, account = self._accounts.popitem(last=False)
             if not account.is_idle(self._now_unix_ms() // HOUR_MS):
@@ -333,7 +330,46 @@ def parse_caps(text: str) -> dict[str, int]:
     caps = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, _, number = entry.partition("=")
-        if name not in CAPS or re.fullmatch("[0-9]{1,19}", number) is None or int(number) > _MAX_CAP:
+        if name not in CAPS or re.fullmatch("[0-9]{1,19}", number) is None or int(number) > MAX_LIMIT:
             raise InvalidArgs(f"a cap is NAME=NUMBER, of {', '.join(CAPS)}, not {entry[:64]!r}")
         caps[name] = int(number)
     return caps
+
+
+MAX_WEIGHT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """The rules for a tenant.
+
+    Attributes:
+        weight: its share where tenants wait for one another, 1 to 1000.
+        quotas: by name of `tensorwasm.tenancy.quotas.CAPS`; a missing one is unlimited.
+    """
+
+    weight: int = 1
+    quotas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    disabled: bool = False
+
+
+def checked_weight(weight: int) -> int:
+    """Return a valid weight, or raise InvalidRequest."""
+    if not 1 <= weight <= MAX_WEIGHT:
+        raise InvalidRequest(f"weight is from 1 to {MAX_WEIGHT}")
+    return weight
+
+
+def checked_quotas(quotas: Mapping[str, int | None]) -> dict[str, int]:
+    """Return valid quotas, without those that are None, which mean the service's own.
+
+    Raises:
+        InvalidRequest: there is no such cap, or a number is not from 0 to 2**63 - 1.
+    """
+    if not quotas.keys() <= CAPS.keys():
+        raise InvalidRequest(f"quotas are {', '.join(CAPS)}")
+    chosen = {name: limit for name, limit in quotas.items() if limit is not None}
+    for name, limit in chosen.items():
+        if not 0 <= limit <= MAX_LIMIT:
+            raise InvalidRequest(f"the quota {name} is from 0 to 2**63 - 1")
+    return chosen

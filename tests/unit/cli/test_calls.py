@@ -17,7 +17,7 @@ from tensorwasm.cli.remote import jobs
 from tensorwasm.cli.remote.calls import decode_chunk, read_events
 from tensorwasm.cli.remote.commands import format_result, writer
 from tensorwasm.errors import Refused
-from tensorwasm.server.streaming import sse
+from tensorwasm.server.streaming.streamed_call import KEEP_ALIVE, encode_chunk, encode_event
 
 ID = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
 INVOKE = f"POST /functions/{ID}/invoke"
@@ -124,8 +124,8 @@ def test_a_malformed_answer_exits_with_1(server, cli, answer):
 # ---------------------------------------------------------------- streams
 
 
-def events(*chunks, last=sse.encode_event("done", '{"status":"ok"}')):  # noqa: B008 - bytes do not change
-    return httpx.Response(200, content=b"".join(map(sse.encode_chunk, chunks)) + sse.KEEP_ALIVE + last)
+def events(*chunks, last=encode_event("done", '{"status":"ok"}')):  # noqa: B008 - bytes do not change
+    return httpx.Response(200, content=b"".join(map(encode_chunk, chunks)) + KEEP_ALIVE + last)
 
 
 def test_a_stream_is_written_unchanged(server, capfdbinary):
@@ -136,7 +136,7 @@ def test_a_stream_is_written_unchanged(server, capfdbinary):
 
 
 def test_an_error_event_is_reported_after_the_chunks(server, cli):
-    server[STREAM] = events(b"a", last=sse.encode_event("error", '{"reason":"deadline_elapsed","message":"\x7flate"}'))
+    server[STREAM] = events(b"a", last=encode_event("error", '{"reason":"deadline_elapsed","message":"\x7flate"}'))
     done = cli("invoke", ID, "--stream")
     assert (done.code, done.out, done.err) == (1, "a", "error: deadline_elapsed: late\n")
 
@@ -159,7 +159,7 @@ def test_events_are_printed_as_lines_of_json(server, cli):
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.integers(1, 30))
 def test_chunks_are_read_whatever_the_pieces(chunks, piece_bytes):
-    sent = b"".join(map(sse.encode_chunk, chunks)) + sse.encode_event("done", "{}")
+    sent = b"".join(map(encode_chunk, chunks)) + encode_event("done", "{}")
     pieces = [sent[i : i + piece_bytes] for i in range(0, len(sent), piece_bytes)]
     *found, last = read_events(pieces)
     assert [decode_chunk(*event) for event in found] == chunks

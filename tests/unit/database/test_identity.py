@@ -9,8 +9,8 @@ from sqlalchemy import select
 from tensorwasm.database import identity
 from tensorwasm.database.identity import TenantRecord, TokenRecord, read_revision, take_revision
 from tensorwasm.database.schema import TOKENS
+from tensorwasm.tenancy.authentication import mint
 from tensorwasm.tenancy.principal import MAX_TENANT
-from tensorwasm.tenancy.tokens import mint
 
 _times = itertools.count(1000)
 

@@ -8,7 +8,7 @@ import pytest
 from fakes.applications import ALPHA, ANY, BETA, bearer, serving
 from fakes.rsgi import ask
 from tensorwasm.server.http.routing import Reply, Route
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 
 ABOUT = Route(
     "GET", "/about", lambda call: Reply({"tenant": call.tenant}), "See.", "things", "usage:read", tenant=False

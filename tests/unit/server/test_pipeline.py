@@ -20,7 +20,7 @@ from tensorwasm.server.http.schemas import Invoke
 from tensorwasm.server.routes.jobs import InvokeLater
 from tensorwasm.server.routes.sessions import InvokeSession
 from tensorwasm.tenancy.audit import verify
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 
 
 class Body(msgspec.Struct):

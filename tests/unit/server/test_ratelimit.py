@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.server.admission import limit_fields
+from tensorwasm.server.http.head import limit_fields
 from tensorwasm.tenancy.buckets import Buckets, RateLimiter
 
 LIMITS = st.tuples(st.integers(1, 50), st.integers(1, 100))

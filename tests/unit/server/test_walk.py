@@ -17,7 +17,7 @@ from tensorwasm.service.pages import CURSOR
 from tensorwasm.tenancy.principal import SCOPES, Principal
 
 OPEN = {"/healthz", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
-"""All that is open to everybody."""
+"""All routes that need no token."""
 
 UNKNOWN = str(uuid.UUID(int=0xABC, version=4))
 

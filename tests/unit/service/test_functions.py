@@ -28,7 +28,7 @@ from tensorwasm.service.clock import Clock
 from tensorwasm.service.functions.loading import Loader, LoadKey
 from tensorwasm.service.functions.modules import GRACE_S, name_of, parse_hash
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import Limits
 
 ASK = InvocationRequest("add", (5, 3))

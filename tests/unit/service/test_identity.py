@@ -36,10 +36,8 @@ from tensorwasm.service.identity.identity import (
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator, TokenTable
 from tensorwasm.tenancy.buckets import Buckets, RateLimiter
-from tensorwasm.tenancy.capability import AdminCapability, Registry
-from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
-from tensorwasm.tenancy.quotas import CAPS, Quotas
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, AdminCapability, Principal, Registry
+from tensorwasm.tenancy.quotas import CAPS, Quotas, TenantPolicy
 
 LISTED = "operators-own-token-0001"
 ADMIN = frozenset({"admin", "invoke"})

@@ -13,8 +13,7 @@ from tensorwasm.service.admission import instance_queue
 from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.sessions.entries import SessionCall
-from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, Quotas
+from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, Quotas, TenantPolicy
 from tensorwasm.values import MIB, NEVER, Deadline
 
 

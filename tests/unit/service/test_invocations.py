@@ -21,7 +21,7 @@ from tensorwasm.errors import (
 from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.streaming import DEPTH
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import Deadline
 
 

@@ -19,9 +19,10 @@ from tensorwasm.tenancy.authentication import (
     Authenticator,
     TokenTable,
     digest,
+    mint,
+    parse_tokens,
 )
 from tensorwasm.tenancy.principal import USER_SCOPES, Principal
-from tensorwasm.tenancy.tokens import mint, parse_tokens
 
 TOKEN = "operators-own-token-0001"
 JWT = "aaaa.bbbb.cccc"

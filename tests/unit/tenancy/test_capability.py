@@ -9,8 +9,7 @@ from hypothesis import given
 
 from strategies.identity import scope_sets, tenant_sets
 from tensorwasm.errors import ScopeDenied, TenantScopeDenied
-from tensorwasm.tenancy.capability import AdminCapability, Registry
-from tensorwasm.tenancy.principal import SCOPES, Principal
+from tensorwasm.tenancy.principal import SCOPES, AdminCapability, Principal, Registry
 
 ADMIN = Principal("bearer", "a", frozenset({7}), frozenset({"admin", "invoke"}))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fakes import issuer
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.jwks import (
+from tensorwasm.tenancy.oidc import (
     MAX_AGE_S,
     MAX_JWKS_BYTES,
     MAX_KEYS,
@@ -235,7 +235,7 @@ def test_an_endless_answer_is_read_no_further_than_the_limit():
 
 @pytest.mark.rule("14-keys")
 def test_a_silent_host_times_out(monkeypatch):
-    monkeypatch.setattr("tensorwasm.tenancy.jwks.FETCH_S", 0.01)
+    monkeypatch.setattr("tensorwasm.tenancy.oidc.FETCH_S", 0.01)
 
     async def never(_request):
         await asyncio.Event().wait()
@@ -259,5 +259,5 @@ def test_every_network_failure_is_an_os_error(error):
     "answer", [httpx.Response(404), httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"")]
 )
 def test_errors_and_compressed_answers_are_no_keys(answer):
-    with pytest.raises(OSError, match="answers"):
+    with pytest.raises(OSError, match="replies"):
         serve(lambda _request: answer)

@@ -12,8 +12,7 @@ from fakes import issuer
 from fakes.issuer import AUDIENCE, ISSUER, claims, raw, signed, token
 from tensorwasm.errors import InvalidArgs, Unauthorized
 from tensorwasm.tenancy.authentication import Authenticator, TokenTable
-from tensorwasm.tenancy.jwks import KeySet
-from tensorwasm.tenancy.oidc import JwtVerifier, open_verifier
+from tensorwasm.tenancy.oidc import JwtVerifier, KeySet, open_verifier
 from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES
 from timing import costs_less
 

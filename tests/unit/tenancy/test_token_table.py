@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.database.identity import TokenRecord
-from tensorwasm.tenancy.authentication import TokenTable, digest
+from tensorwasm.tenancy.authentication import TokenTable, digest, parse_tokens
 from tensorwasm.tenancy.principal import USER_SCOPES
-from tensorwasm.tenancy.tokens import parse_tokens
 
 TOKEN = "operators-own-token-0001"
 

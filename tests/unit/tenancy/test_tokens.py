@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from strategies.identity import entry_lists, list_texts, strong_tokens
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.tenancy.authentication import StaticToken, digest
-from tensorwasm.tenancy.tokens import label, mint, parse_digests, parse_tokens
+from tensorwasm.tenancy.authentication import StaticToken, digest, label, mint, parse_digests, parse_tokens
 
 TOKEN = "operators-own-token-0001"
 OTHER = "operators-own-token-0002"
@@ -132,7 +131,7 @@ def test_logs_and_errors_contain_no_part_of_a_token(text):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logger = logging.getLogger("tensorwasm.tenancy.tokens")
+    logger = logging.getLogger("tensorwasm.tenancy.authentication")
     logger.addHandler(handler)
     try:
         parse_tokens(f"secretsecretsecret{text}")

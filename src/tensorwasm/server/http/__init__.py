@@ -1,1 +1,1 @@
-"""What all routes share: matching, request heads and bodies, JSON, errors, results and the access log."""
+"""What all routes share: matching, request heads and bodies, JSON, errors and results."""

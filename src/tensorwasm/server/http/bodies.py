@@ -1,7 +1,7 @@
 """Request bodies: how much is read, how long that may take, and how much memory all bodies share.
 
 A short body arrives in one piece, read ahead by the code that accepts requests. A longer one is read chunk by chunk,
-and every byte counts against one budget for all connections until the request is answered. A request that finds the
+and every byte counts against one budget for all connections until the reply is sent. A request that finds the
 budget used up is refused and may be retried, so a thousand concurrent uploads need no more memory than a few. No tenant
 gets more of the budget than it leaves for others.
 """
@@ -15,14 +15,14 @@ from functools import partial
 from typing import Final
 
 from tensorwasm.errors import BodyTooLarge, CapacityExhausted, InvalidRequest, RequestTimeout
-from tensorwasm.server.http.slices import run_slice
+from tensorwasm.server.http.long_work import run_slice
 from tensorwasm.values import MIB
 
 SHORT_BYTES: Final = 16 << 10
 """Longest body that is read in one piece and not counted: as much as a connection's buffers take anyway."""
 
 AT_ONCE_BYTES: Final = 128 << 10
-"""How much of a body is copied without waiting for a slice (`tensorwasm.server.http.slices`): about 20 us."""
+"""How much of a body is copied without waiting for a slice (`tensorwasm.server.http.long_work`): about 20 us."""
 
 BUDGET_BYTES: Final = 512 * MIB
 """Memory that all longer bodies share, unless a single body may be larger."""
@@ -73,16 +73,6 @@ def declared_bytes(length: str | None) -> int | None:
     return int(length)
 
 
-def require_whole(body: bytes, length: str | None) -> None:
-    """Raise `RequestTimeout` for a body shorter than its Content-Length.
-
-    The server reports a disconnect as the end of the body.
-    """
-    declared = declared_bytes(length)
-    if declared is not None and len(body) < declared:
-        raise RequestTimeout("the request did not arrive in full")
-
-
 class BodyMemory:
     """Memory that one long body of a tenant, or of none, has reserved from a budget."""
 
@@ -122,11 +112,12 @@ class BodyReader(BodyMemory):
     async def read(self, timeout_s: float, declared: int | None = None) -> bytes:
         """Return the whole body, which must arrive in `timeout_s`; raise as `hold` does.
 
-        With a Content-Length (`declared`), which `require_whole` checks afterwards, empty chunks are ignored: over
-        HTTP/2 a complete body often ends in an empty frame, as does one that broke off.
+        With a Content-Length (`declared`) empty chunks are ignored: over HTTP/2 a complete body often ends in an empty
+        frame, as does one that broke off. The server reports a disconnect as the end of the body.
 
         Raises:
-            RequestTimeout: it did not arrive in time, or may have broken off where no length tells.
+            RequestTimeout: it did not arrive in time, is shorter than declared, or has no length and may have broken
+                off.
         """
         whole = io.BytesIO()  # grows in place and hands over its buffer: joining parts would copy everything at once
         try:
@@ -144,6 +135,8 @@ class BodyReader(BodyMemory):
                         await run_slice(partial(whole.write, chunk))
         except TimeoutError:
             raise RequestTimeout("the request did not arrive in full in time") from None
+        if declared is not None and whole.tell() < declared:
+            raise RequestTimeout("the request did not arrive in full")
         return whole.getvalue()
 
 

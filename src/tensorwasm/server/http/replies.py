@@ -1,12 +1,23 @@
-"""Encoded replies: JSON of results, and errors with a stable kind.
+"""Encoded replies: JSON of results, errors with a stable kind, entity tags, and gzip for replies and request bodies.
 
 An error reveals no more than the caller may know. A caller's fault, a guest's failure or a limit names its cause; a
 fault of this machine is only named as such: the log has the details under the request's ID.
+
+Long bodies are processed on another thread. The decompressed size of a request counts against the limits of an
+uncompressed body, piece by piece, so a small body that would expand too far is refused on the way. A tag is a hash of
+the reply's bytes. It is weak: the same reply may be sent compressed or not.
+
+Source: RFC 9110, 8.4 "Content-Encoding", 12.5.3 "Accept-Encoding", 8.8.3 "ETag", 13.1.2 "If-None-Match", 15.4.5 "304
+Not Modified"; RFC 1952.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +28,7 @@ from tensorwasm.errors import (
     GuestError,
     GuestExit,
     HostError,
+    InvalidRequest,
     InvokeTimeout,
     KernelFault,
     LimitError,
@@ -28,10 +40,129 @@ from tensorwasm.errors import (
     StorageFull,
     TensorWasmError,
     Unauthorized,
+    UnsupportedMediaType,
 )
-from tensorwasm.server.http.representation import UnknownCoding
+from tensorwasm.server.exchange import BECOME_TASK
 from tensorwasm.server.http.routing import Reply, UnknownRoute, WrongMethod
-from tensorwasm.server.http.schemas import Left, encode, left_by
+from tensorwasm.server.http.schemas import FailureOutput, encode, failure_fields
+
+GZIP_BYTES: Final = 1400
+"""Shortest reply that is compressed: a shorter one fits a network packet."""
+
+INLINE_BYTES: Final = 8 << 10
+"""Longest reply compressed, and longest body decompressed, on the event loop: 0.2 ms."""
+
+INLINE_HASH_BYTES: Final = 256 << 10
+"""Longest reply hashed on the event loop: 0.3 ms."""
+
+REVALIDATED: Final = ("cache-control", "private, no-cache")
+"""A client may keep a tagged reply, but revalidates it; shared caches do not keep it."""
+
+_SLICE_BYTES: Final = 64 << 10
+"""Compressed bytes given to zlib at a time: it copies what it has not used after every piece."""
+
+_PIECE_BYTES: Final = 1 << 20
+"""Decompressed bytes produced at a time."""
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_LEVEL: Final = 4
+_NO_WEIGHT: Final = re.compile(r"\s*q\s*=\s*0(\.0{0,3})?\s*", re.IGNORECASE)
+
+
+class UnknownCoding(UnsupportedMediaType):
+    """A body has another content coding; a header of the reply names the accepted one."""
+
+
+def is_gzip(coding: str | None) -> bool:
+    """Return whether a Content-Encoding is gzip, False for none; raise `UnknownCoding` for others."""
+    name = (coding or "").strip().lower()
+    if name not in {"gzip", "x-gzip", "", "identity"}:
+        raise UnknownCoding("a body is compressed with gzip, or not at all")
+    return name.endswith("gzip")
+
+
+async def inflate(body: bytes, hold: Callable[[int], None]) -> bytes:
+    """Decompress a gzip stream of one member.
+
+    `hold` is called with the size of each piece before the next one is made, and raises if that is too much.
+
+    Raises:
+        InvalidRequest: it is not gzip, is truncated, or has data after it.
+    """
+    engine = zlib.decompressobj(_GZIP)
+    inline = len(body) <= INLINE_BYTES
+    parts: list[bytes] = []
+    for start in range(0, len(body), _SLICE_BYTES):
+        rest = body[start : start + _SLICE_BYTES]
+        while rest and not engine.eof:
+            if inline:
+                piece = _step(engine, rest, INLINE_BYTES)
+                inline = len(piece) < INLINE_BYTES  # more may follow than the event loop has time for
+            else:
+                await BECOME_TASK
+                piece = await asyncio.to_thread(_step, engine, rest, _PIECE_BYTES)
+            hold(len(piece))
+            parts.append(piece)
+            rest = engine.unconsumed_tail
+        if engine.eof and (engine.unused_data or start + _SLICE_BYTES < len(body)):
+            raise InvalidRequest("the body has data after its gzip stream")
+    if not engine.eof:
+        raise InvalidRequest("the body's gzip stream is truncated")
+    return b"".join(parts)
+
+
+def accepts_gzip(header: str | None) -> bool:
+    """Return whether an Accept-Encoding allows gzip; False without one."""
+    if header is None:
+        return False
+    parts = (part.partition(";") for part in header.lower().split(","))
+    weights = {name.strip(): not _NO_WEIGHT.fullmatch(weight) for name, _, weight in parts}
+    return next((weights[name] for name in ("gzip", "x-gzip", "*") if name in weights), False)
+
+
+def is_compressible(content_type: str) -> bool:
+    """Return whether replies of this type, of at least `GZIP_BYTES`, are worth compressing."""
+    return content_type.startswith(("application/json", "text/"))
+
+
+async def deflate(body: bytes) -> bytes:
+    """Compress a body with gzip."""
+    if len(body) <= INLINE_BYTES:
+        return _pack(body)
+    await BECOME_TASK
+    return await asyncio.to_thread(_pack, body)
+
+
+async def entity_tag(body: bytes) -> str:
+    """Return the entity tag of a reply."""
+    if len(body) <= INLINE_HASH_BYTES:
+        return _tag(body)
+    await BECOME_TASK
+    return await asyncio.to_thread(_tag, body)
+
+
+def is_known(headers: Any, tag: str) -> bool:
+    """Return whether If-None-Match names a tag, that is, the client already has the reply."""
+    if "if-none-match" not in headers:
+        return False
+    given = [each.strip() for line in headers.get_all("if-none-match") for each in line.split(",")]
+    return "*" in given or any(each.removeprefix("W/") == tag.removeprefix("W/") for each in given)
+
+
+def _pack(body: bytes) -> bytes:
+    return zlib.compress(body, _LEVEL, wbits=_GZIP)
+
+
+def _step(engine: zlib._Decompress, data: bytes, most_bytes: int) -> bytes:
+    try:
+        return engine.decompress(data, most_bytes)
+    except zlib.error:
+        raise InvalidRequest("the body is not a gzip stream") from None
+
+
+def _tag(body: bytes) -> str:
+    return f'W/"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+
 
 JSON: Final = ("content-type", "application/json")
 RETRY_S: Final = 1
@@ -68,7 +199,7 @@ _INVALID: Final = "invalid_request_error"
 _OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-class ErrorDetail(Left, kw_only=True, omit_defaults=True):
+class ErrorDetail(FailureOutput, kw_only=True, omit_defaults=True):
     """An error: its stable `kind`, and a `message` for people, which may change."""
 
     kind: str
@@ -110,7 +241,7 @@ def error_body(error: TensorWasmError, *, openai: bool = False) -> bytes:
     """Return an error's JSON, in the service's shape or in OpenAI's."""
     if openai:
         return encode(OpenAIBody(openai_detail(error)))
-    return encode(ErrorBody(ErrorDetail(kind=error.kind, message=message_of(error), **left_by(error))))
+    return encode(ErrorBody(ErrorDetail(kind=error.kind, message=message_of(error), **failure_fields(error))))
 
 
 def error_headers(error: TensorWasmError) -> tuple[tuple[str, str], ...]:

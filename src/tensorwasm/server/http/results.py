@@ -17,10 +17,9 @@ from typing import Final
 
 from tensorwasm.errors import GuestExit
 from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.server.http.long_work import return_rest_soon, run_slice
 from tensorwasm.server.http.routing import Reply, SendChunk, StreamedReply, StreamEnd
 from tensorwasm.server.http.schemas import Output, encode
-from tensorwasm.server.http.slices import run_slice
-from tensorwasm.server.process.memory import return_rest_soon
 
 LONG_BYTES: Final = 128 << 10
 """Longest output that is encoded at once: about 0.2 ms."""

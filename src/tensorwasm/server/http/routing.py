@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
-
-if TYPE_CHECKING:
-    from tensorwasm.service.admission.admission import Admitted, RouteClass
-    from tensorwasm.service.opening import Service
-    from tensorwasm.tenancy.principal import Principal
-    from tensorwasm.values import Deadline
+from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.opening import Service
+from tensorwasm.tenancy.principal import Principal
+from tensorwasm.values import Deadline
 
 MAX_PATH: Final = 2048
 """Longest path, in characters."""
@@ -125,10 +123,6 @@ class StreamedReply:
     length: int | None = None
 
 
-Handler = Callable[[HttpRequest], Reply | Awaitable[Reply | StreamedReply]]
-"""Makes the reply, at once or awaited. An immediate reply costs the event loop no task and no turn."""
-
-
 @dataclass(frozen=True, slots=True)
 class QueryParam:
     """One name of a query: its description, and JSON Schema of exactly the values that the handler accepts."""
@@ -144,7 +138,8 @@ class Route:
     Attributes:
         method: ``GET``, ``POST``, ``PUT``, ``PATCH`` or ``DELETE``; ``WS`` for a WebSocket.
         path: with braces for variable segments, such as ``/functions/{id}``.
-        handle: a `Handler`. That of a WebSocket also receives an open
+        handle: returns the `Reply` to an `HttpRequest`, or a coroutine of it or of a `StreamedReply`. A reply at once
+            costs the event loop no task and no turn. That of a WebSocket also receives an open
             `tensorwasm.server.streaming.websocket.WebSocket`, and returns when it is done with it.
         group: tag in the OpenAPI document.
         scope: the scope that a token needs; None for an open route.
@@ -183,7 +178,7 @@ class Route:
 
 
 class UnknownRoute(NotFound):
-    """No route has this path; a header of the reply tells this from other things that are not found."""
+    """No route has this path; a header of the reply distinguishes it from other errors `not_found`."""
 
 
 class WrongMethod(MethodNotAllowed):

@@ -1,4 +1,4 @@
-"""JSON types that several routes share: a guest's output, what a failed guest left, calls and their results.
+"""JSON types that several routes share: a guest's output, that of a failed guest, calls and their results.
 
 The class names are the schema names of the OpenAPI document, and their docstrings its descriptions.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -29,6 +29,16 @@ ENDING_BYTES: Final = 64 << 10
 
 encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
 """Encodes JSON."""
+
+
+class RecordBody(msgspec.Struct):
+    """The JSON of a record."""
+
+    @classmethod
+    def copy(cls, record: object, **fields: Any) -> Self:
+        """Return the JSON of a record: the attributes with the fields' names, and `fields` with other values."""
+        names = cls.__struct_fields__
+        return cls(**{name: fields[name] if name in fields else getattr(record, name) for name in names})
 
 
 class Output(msgspec.Struct, omit_defaults=True):
@@ -82,8 +92,8 @@ class StackFrame(msgspec.Struct, omit_defaults=True):
         return cls(frame.function, frame.name, frame.offset, frame.file or UNSET, frame.line or UNSET)
 
 
-class Left(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a failed guest left, part of the error's reply.
+class FailureOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Output, exit code and stack of a failed guest, part of the error's reply.
 
     Attributes:
         stdout: the end of its standard output, if any: 64 KiB at most; likewise stderr.
@@ -96,8 +106,8 @@ class Left(msgspec.Struct, kw_only=True, omit_defaults=True):
     backtrace: list[StackFrame] | UnsetType = UNSET
 
 
-def left_by(error: TensorWasmError) -> dict[str, Any]:
-    """Return the fields of `Left` that an error has."""
+def failure_fields(error: TensorWasmError) -> dict[str, Any]:
+    """Return the fields of `FailureOutput` that an error has."""
     written = {name: getattr(error, name, b"") for name in ("stdout", "stderr")}
     found: dict[str, Any] = {name: Output.end_of(data) for name, data in written.items() if data}
     if isinstance(error, GuestExit):

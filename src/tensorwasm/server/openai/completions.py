@@ -230,8 +230,7 @@ class CompletionRenderer(NamedTuple):
 
     def _event(self, choices: Any, spent: Spent | None = None) -> bytes:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        usage = spent if self.counted else UNSET
-        part = Completion(self.id, kind, self.created, self.model, choices, usage)
+        part = Completion(self.id, kind, self.created, self.model, choices, spent if self.counted else UNSET)
         return b"data: " + encode(part) + b"\n\n"
 
 

@@ -5,7 +5,7 @@ Source: OpenAI API reference, "Chat", "Completions", "Embeddings", "Responses".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,21 +34,17 @@ MAX_SEEDED_BYTES: Final = 64 << 20
 
 MAX_TOKEN: Final = (1 << 53) - 1
 
+_PASSED_ON: Final = (
+    "model", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort",
+    "user", "metadata",
+)  # fmt: skip
+"""Fields of chats and completions that are passed on unchanged."""
+
 LOGPROBS: Final = "message.output_text.logprobs"
 """Value of ``include`` that requests log probabilities."""
 
 Prompt = str | list[int]
 """Text, or tokens of the model."""
-
-
-class GivenMessage(Struct, omit_defaults=True):
-    """A message, as the guest reads it."""
-
-    role: str
-    content: str
-    name: Any = UNSET
-    tool_calls: Any = UNSET
-    tool_call_id: Any = UNSET
 
 
 class Document(Struct, omit_defaults=True, kw_only=True):
@@ -57,7 +53,7 @@ class Document(Struct, omit_defaults=True, kw_only=True):
     tensorwasm: int | UnsetType
     kind: str | UnsetType
     model: str | UnsetType
-    messages: list[GivenMessage] | UnsetType = UNSET
+    messages: list[Message] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     prompt_tokens: list[int] | UnsetType = UNSET
     suffix: str | None = None
@@ -108,16 +104,17 @@ def plan_chat(request: ChatRequest) -> ModelPlan:
     """Return the plan of a chat; raise `InvalidRequest` for what is not supported, as all plans do."""
     if request.modalities not in (None, ["text"]):
         raise InvalidRequest("modalities: models here answer in text only")
-    messages = [_given(at, each) for at, each in enumerate(request.messages)]
+    texts = [_text_of(at, each) for at, each in enumerate(request.messages)]
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     document = _document(request, "chat", most)
-    document.messages = messages
+    document.messages = [
+        structs.replace(each, content=text) for each, text in zip(request.messages, texts, strict=True)
+    ]
     document.logprobs = bool(request.logprobs)
     document.top_logprobs = request.top_logprobs
     for name in ("tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call"):
         setattr(document, name, getattr(request, name))
-    text = "\n".join(each.content for each in messages)
-    return _plan(request, document, [text], lambda _: document)
+    return _plan(request, [document], ["\n".join(texts)])
 
 
 def plan_completion(request: CompletionRequest) -> ModelPlan:
@@ -131,12 +128,8 @@ def plan_completion(request: CompletionRequest) -> ModelPlan:
     document.suffix = request.suffix
     if request.logprobs is not None:
         document.logprobs, document.top_logprobs = True, request.logprobs
-
-    def fill(prompt: Prompt) -> Document:
-        named = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_tokens": prompt}
-        return structs.replace(document, **named)
-
-    return _plan(request, document, prompts, fill)
+    named = [{"prompt": each} if isinstance(each, str) else {"prompt_tokens": each} for each in prompts]
+    return _plan(request, [structs.replace(document, **each) for each in named], prompts)
 
 
 def plan_embedding(request: EmbeddingRequest) -> ModelPlan:
@@ -155,8 +148,8 @@ def plan_embedding(request: EmbeddingRequest) -> ModelPlan:
         dimensions=request.dimensions,
         user=request.user,
     )
-    asked = "\n".join(texts) if texts else [each for one in tokens for each in one]
-    return ModelPlan(request.model, (encode(document),), (asked,), inputs=len(inputs))
+    prompt = "\n".join(texts) if texts else [each for one in tokens for each in one]
+    return ModelPlan(request.model, (encode(document),), (prompt,), inputs=len(inputs))
 
 
 def plan_response(request: ResponsesRequest) -> ModelPlan:
@@ -188,34 +181,19 @@ def plan_response(request: ResponsesRequest) -> ModelPlan:
 
 
 def _document(request: Sampling, kind: str, max_tokens: int | None) -> Document:
-    return Document(
-        tensorwasm=SCHEMA,
-        kind=kind,
-        model=request.model,
-        stream=bool(request.stream),
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        stop=_stops(request.stop),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=request.logit_bias,
-        reasoning_effort=request.reasoning_effort,
-        user=request.user,
-        metadata=request.metadata,
-    )
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
+    fields |= {"stream": bool(request.stream), "max_tokens": max_tokens, "stop": _stops(request.stop)}
+    return Document(tensorwasm=SCHEMA, kind=kind, **fields)
 
 
-def _plan(
-    request: Sampling, document: Document, prompts: Sequence[Prompt], fill: Callable[[Prompt], Document]
-) -> ModelPlan:
+def _plan(request: Sampling, documents: Sequence[Document], prompts: Sequence[Prompt]) -> ModelPlan:
+    """Return the plan of prompts, each with its document, which differ in nothing else."""
     count = request.n or 1
     if len(prompts) * count > MAX_RUNS:
         raise InvalidRequest(f"n: prompts and choices come to more than {MAX_RUNS} answers")
-    runs = tuple(run for prompt in prompts for run in _seeded(fill(prompt), count))
+    runs = tuple(run for document in documents for run in _seeded(document, count))
     repeated = tuple(prompt for prompt in prompts for _ in range(count))
-    return ModelPlan(request.model, runs, repeated, tuple(document.stop), document.max_tokens)
+    return ModelPlan(request.model, runs, repeated, tuple(documents[0].stop), documents[0].max_tokens)
 
 
 def _seeded(document: Document, count: int) -> Iterator[bytes]:
@@ -257,11 +235,10 @@ def _stops(given: str | list[str] | None) -> list[str]:
 # ---------------------------------------------------------------- messages
 
 
-def _given(at: int, message: Message) -> GivenMessage:
-    content = message.content
-    if isinstance(content, list):
-        content = _join(f"messages[{at}].content", content, ("text",))
-    return GivenMessage(message.role, content or "", message.name, message.tool_calls, message.tool_call_id)
+def _text_of(at: int, message: Message) -> str:
+    if isinstance(message.content, list):
+        return _join(f"messages[{at}].content", message.content, ("text",))
+    return message.content or ""
 
 
 def _join(where: str, parts: list[Any], kinds: tuple[str, ...]) -> str:
@@ -289,7 +266,7 @@ def _message(where: str, item: dict[str, Any]) -> Message:
     if kind == "function_call":
         function = {"name": _text(where, item, "name"), "arguments": _text(where, item, "arguments")}
         call = {"id": _text(where, item, "call_id"), "type": "function", "function": function}
-        return Message("assistant", None, tool_calls=[call])
+        return Message("assistant", tool_calls=[call])
     if kind == "function_call_output":
         output = _content(f"{where}.output", item.get("output"))
         return Message("tool", output, tool_call_id=_text(where, item, "call_id"))

@@ -24,7 +24,7 @@ class StreamOptions(Struct):
     include_usage: bool = False
 
 
-class Message(Struct):
+class Message(Struct, omit_defaults=True):
     """One message of a conversation.
 
     Attributes:

@@ -158,13 +158,13 @@ class ResponseBuilder:
         text = "".join(self._written[item["id"]])
         if item["type"] == "function_call":
             item["arguments"] = text
-            kind = "response.function_call_arguments.done"
-            events = self._event(kind, item, arguments=text, name=item["name"])
+            events = self._event("response.function_call_arguments.done", item, arguments=text, name=item["name"])
         else:
             (part,) = item["content"]
             part["text"] = text
-            done = {"text": text, "logprobs": part["logprobs"]}
-            events = self._event("response.output_text.done", item, content_index=0, **done)
+            events = self._event(
+                "response.output_text.done", item, content_index=0, text=text, logprobs=part["logprobs"]
+            )
             events += self._event("response.content_part.done", item, content_index=0, part=part)
         return events + self._event("response.output_item.done", output_index=self._index(item), item=item)
 

@@ -1,1 +1,1 @@
-"""The server's processes: supervisor, child, listening address, startup and memory."""
+"""The server's processes: supervisor, child, listening address and startup."""

@@ -1,4 +1,4 @@
-"""Where the server listens: an IP address and port, or a Unix socket.
+"""Where the server listens: an IP address and port, or a Unix socket; and whether it may, without authentication.
 
 A socket that never listens reserves the port while the supervisor lives: so the port is known before the server runs,
 and no other process gets it during a restart. Source: Linux man-pages, socket(7) SO_REUSEPORT.
@@ -6,6 +6,7 @@ and no other process gets it during a restart. Source: Linux man-pages, socket(7
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,3 +99,38 @@ def is_reached(address: ListenAddress) -> bool:
         except OSError:
             return False
         return True
+
+
+def check_exposure(host: str, *, dev_mode: bool, allow_public: bool, has_auth: bool) -> str:
+    """Check whether a service may listen on an address or name; return a warning, or an empty text.
+
+    Without authentication every client may act for every tenant.
+
+    The operator allows service without authentication by ``dev_mode``, and on a public address by ``allow_public``.
+    If there are tokens or an issuer of them, ``has_auth``, authentication stays on.
+
+    Raises:
+        InvalidArgs: the service must not start; the message says what to do.
+    """
+    if has_auth:
+        return "dev mode has no effect: there are tokens, or an issuer of them" if dev_mode else ""
+    if not dev_mode:
+        raise InvalidArgs("there are no tokens: make one, or set TENSOR_WASM_API_ALLOW_DEV_MODE=1 to serve without")
+    if is_loopback(host):
+        return "dev mode: every client on this machine is served as any tenant"
+    if not allow_public:
+        raise InvalidArgs(
+            f"dev mode needs no tokens, and other machines reach {host[:64]!r}: listen on 127.0.0.1, use tokens, "
+            "or set TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC=1"
+        )
+    return "dev mode on a public address: every client is served as any tenant"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; the only name that counts is ``localhost``."""
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -12,26 +12,23 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 import uvloop
 
-from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull, Unauthorized
+from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
-from tensorwasm.server.process.memory import return_large_blocks
+from tensorwasm.server.http.long_work import return_large_blocks
+from tensorwasm.server.process.address import check_exposure, is_loopback
+from tensorwasm.server.process.supervisor import ServeOptions
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
-from tensorwasm.service.opening import folder_of, open_service
+from tensorwasm.service.opening import Service, folder_of, open_service
 from tensorwasm.service.readiness import lacks_space
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
-from tensorwasm.tenancy.exposure import decide_exposure, is_loopback
-
-if TYPE_CHECKING:
-    from tensorwasm.server.process.supervisor import ServeOptions
-    from tensorwasm.service.opening import Service
-    from tensorwasm.tenancy.authentication import Authenticator
 
 _log = logging.getLogger(__name__)
 LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
@@ -53,7 +50,8 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     settings = _settings(options)
     loading = begin_loading()
     metrics = Metrics([(route.method, route.path) for route in ALL])
-    notice = _ListeningNotice(options, report)
+    listening = threading.Event()
+    notice = partial(_report_listening, options, report, listening)
     service = await _open(settings, metrics, options, notice)
     if service is None:
         return
@@ -72,18 +70,18 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
             with suppress(EngineMismatch):  # every deploy reports it
                 check_bindings()
         finally:
-            notice.given.wait()
+            listening.wait()
             report()
 
     try:
-        exposure = decide_exposure(
+        warning = check_exposure(
             _host(options),
             dev_mode=settings.allow_dev_mode,
             allow_public=settings.allow_plaintext_public,
-            has_auth=_has_authentication(service.authenticator),
+            has_auth=not service.authenticator.developing,
         )
-        if exposure.warning:
-            sys.stderr.write(f"warning: {exposure.warning}\n")
+        if warning:
+            sys.stderr.write(f"warning: {warning}\n")
         service.readiness.load(load)
         await serve(service, options.address, max_body_bytes=options.max_body_bytes, ready=announce)
     finally:
@@ -104,21 +102,13 @@ def _settings(options: ServeOptions) -> ServiceSettings:
     return settings
 
 
-class _ListeningNotice:
-    """Reports once that requests are accepted, to the parent and on standard output; sets `given` then."""
-
-    def __init__(self, options: ServeOptions, report: Callable[[], object]) -> None:
-        self._options = options
-        self._report = report
-        self.given = threading.Event()
-
-    def __call__(self) -> None:
-        if self.given.is_set():
-            return
-        self._report()
-        self.given.set()
-        if self._options.announce:
-            print(f"listening on {self._options.address.url}", flush=True)  # noqa: T201 - the command's output
+def _report_listening(options: ServeOptions, report: Callable[[], object], listening: threading.Event) -> None:
+    """Report that requests are accepted, to the parent and on standard output, unless `listening` is set; set it."""
+    if not listening.is_set():
+        report()
+        listening.set()
+        if options.announce:
+            print(f"listening on {options.address.url}", flush=True)  # noqa: T201 - the command's output
 
 
 async def _open(
@@ -142,12 +132,3 @@ async def _open(
     full = StorageFull("the data folder cannot be written, or has less room than its reserve")
     _log.warning("%s: not ready until it has more", full.message)
     return await serve_degraded(full, options.address, attempt, notice)
-
-
-def _has_authentication(authenticator: Authenticator) -> bool:
-    """Return whether requests without credentials are refused."""
-    try:
-        authenticator.authenticate(None)
-    except Unauthorized:
-        return True
-    return False

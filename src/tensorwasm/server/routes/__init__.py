@@ -16,14 +16,12 @@ from tensorwasm.server.routes import (
     snapshots,
     tenants,
     tokens,
-    versions,
 )
 
 ALL: Final[tuple[Route, ...]] = (
     *probes.ROUTES,
     *probes.documentation_routes(lambda: ALL),
     *functions.ROUTES,
-    *versions.ROUTES,
     *invocations.ROUTES,
     *jobs.ROUTES,
     *sessions.ROUTES,

@@ -1,4 +1,4 @@
-"""Functions: their JSON, and the routes that deploy, show, change and delete them."""
+"""Functions, their versions and aliases: their JSON, and the routes that deploy, show, change and delete them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self, cast, get_args
 import msgspec
 from msgspec import Meta
 
-from tensorwasm.database.functions import FunctionRecord
+from tensorwasm.database.functions import AliasRecord, FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import (
     CompileFailed,
     CompileMemory,
@@ -29,14 +29,125 @@ from tensorwasm.errors import (
     StoreUnavailable,
     UnknownImport,
 )
-from tensorwasm.server.http.decoding import decode_base64
+from tensorwasm.server.http.decoding import (
+    AFTER,
+    LIMIT,
+    PAGING,
+    STORED,
+    decode_base64,
+    page_limit,
+    query_number,
+    read_key,
+)
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
-from tensorwasm.server.http.schemas import NAME, Bytes64, Millis, Name
-from tensorwasm.server.routes.parameters import PAGING, STORED, page_limit, read_key
-from tensorwasm.server.routes.versions import AliasBody, Options
+from tensorwasm.server.http.schemas import NAME, Bytes64, Millis, Name, RecordBody
+from tensorwasm.service.functions.checks import GRANTS, MAX_WARM
 from tensorwasm.service.functions.functions import IfExists
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
+from tensorwasm.values import MemoryKind
+
+MAX_VERSION: Final = (1 << 31) - 1
+
+
+class Options(RecordBody, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a version of a function runs.
+
+    Attributes:
+        grants: what its guests may use; `cuda` is the only grant.
+        memory_mib: most linear memory in MiB; default: the operator's limit.
+        timeout_s: longest invocation in seconds; default: the operator's.
+        memory_kind: how kernels reach linear memory; default: the operator's choice.
+        warm: sandboxes kept ready.
+        model: whether clients of OpenAI's API may use it as a model.
+    """
+
+    grants: tuple[Annotated[str, Meta(extra_json_schema={"enum": sorted(GRANTS)})], ...] = ()
+    memory_mib: Annotated[int, Meta(extra_json_schema={"minimum": 1})] | None = None
+    timeout_s: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0})] | None = None
+    memory_kind: MemoryKind | None = None
+    warm: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_WARM})] = 0
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    model: bool = False
+
+    def to_options(self) -> FunctionOptions:
+        """Return the service's options."""
+        return FunctionOptions(**(msgspec.structs.asdict(self) | {"env": tuple(self.env.items())}))
+
+    @classmethod
+    def of(cls, options: FunctionOptions) -> Options:
+        """Return the JSON of the service's options."""
+        return cls.copy(options, env=dict(options.env))
+
+
+class VersionBody(RecordBody):
+    """A version of a function, which never changes: its number, from 1, and its hash, `blake3:` and 64 hex digits."""
+
+    version: int
+    module_hash: str
+    module_bytes: int
+    options: Options
+    created_unix_ms: Millis
+
+    @classmethod
+    def of(cls, record: VersionRecord) -> VersionBody:
+        """Return the JSON of a version."""
+        module_hash, options = f"blake3:{record.module.hex()}", Options.of(record.options)
+        return cls.copy(record, version=record.number, module_hash=module_hash, options=options)
+
+
+class VersionPage(msgspec.Struct):
+    """Some versions of a function, oldest first. `next` is the `after` of the following page, null on the last."""
+
+    versions: list[VersionBody]
+    next: int | None
+
+
+class PointAlias(msgspec.Struct, forbid_unknown_fields=True):
+    """The number of the version that an alias names."""
+
+    version: Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class AliasBody(RecordBody):
+    """A name of a version, and when it was set."""
+
+    alias: str
+    version: int
+    updated_unix_ms: Millis
+
+    @classmethod
+    def of(cls, record: AliasRecord) -> AliasBody:
+        """Return the JSON of an alias."""
+        return cls.copy(record, version=record.number)
+
+
+async def list_versions(request: HttpRequest) -> Reply:
+    """Return some of a function's versions."""
+    limit, after = page_limit(request), query_number(request, "after", 0, MAX_VERSION)
+    found = await request.service.functions.versions(request.tenant, request.params["id"], after, limit)
+    following = found[-1].number if len(found) == limit else None
+    return Reply(VersionPage([VersionBody.of(each) for each in found], following))
+
+
+async def set_alias(request: HttpRequest) -> Reply:
+    """Point an alias to a version."""
+    function_id, alias = _audit_alias(request)
+    record = await request.service.functions.set_alias(request.tenant, function_id, alias, request.body.version)
+    return Reply(AliasBody.of(record))
+
+
+async def delete_alias(request: HttpRequest) -> Reply:
+    """Delete an alias."""
+    await request.service.functions.delete_alias(request.tenant, *_audit_alias(request))
+    return Reply()
+
+
+def _audit_alias(request: HttpRequest) -> tuple[str, str]:
+    function_id, alias = request.params["id"], request.params["alias"]
+    request.audit |= {"function_id": function_id, "alias": alias}
+    return function_id, alias
+
 
 UPLOADS: Final = (
     "application/wasm",
@@ -100,7 +211,7 @@ class Deployed(msgspec.Struct):
     id: str
 
 
-class FunctionBody(msgspec.Struct):
+class FunctionBody(RecordBody):
     """A function.
 
     Attributes:
@@ -116,11 +227,9 @@ class FunctionBody(msgspec.Struct):
     updated_unix_ms: Millis
 
     @classmethod
-    def of(cls, record: FunctionRecord, *more: list[AliasBody]) -> Self:
+    def of(cls, record: FunctionRecord, **more: list[AliasBody]) -> Self:
         """Return the JSON of a function, with more fields of a subclass."""
-        return cls(
-            record.id, record.tenant, record.name, record.current, record.created_unix_ms, record.updated_unix_ms, *more
-        )
+        return cls.copy(record, tenant_id=record.tenant, **more)
 
 
 class FunctionDetail(FunctionBody):
@@ -221,7 +330,7 @@ async def get(request: HttpRequest) -> Reply:
     functions, function_id = request.service.functions, request.params["id"]
     record = await functions.get(request.tenant, function_id)
     aliases = [AliasBody.of(each) for each in await functions.aliases(request.tenant, function_id)]
-    return Reply(FunctionDetail.of(record, aliases))
+    return Reply(FunctionDetail.of(record, aliases=aliases))
 
 
 _read = partial(Route, group="functions", scope="functions:read", errors=STORED, etag=True)
@@ -252,4 +361,20 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=FunctionBody, action="promote_function",
     ),
     _write("DELETE", "/functions/{id}", delete, "Delete a function.", status=204, action="delete_function"),
+    _read(
+        "GET", "/functions/{id}/versions", list_versions, "List a function's versions.", response=VersionPage,
+        errors=(InvalidRequest, *STORED),
+        query={
+            "after": QueryParam(AFTER, {"type": "integer", "minimum": 0, "maximum": MAX_VERSION}),
+            "limit": LIMIT,
+        },
+    ),
+    _write(
+        "PUT", "/functions/{id}/aliases/{alias}", set_alias, "Point an alias to a version.",
+        request=PointAlias, response=AliasBody, errors=(InvalidName, Conflict, *STORED), action="set_alias",
+    ),
+    _write(
+        "DELETE", "/functions/{id}/aliases/{alias}", delete_alias, "Delete an alias.", status=204,
+        action="delete_alias",
+    ),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tensorwasm.errors import (
     DeviceFault,
@@ -24,18 +24,20 @@ from tensorwasm.errors import (
     TooManyArgs,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.server.http.decoding import STORED, check_arguments, decode_optional
 from tensorwasm.server.http.results import immediate_reply, result_reply
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
 from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
-from tensorwasm.server.routes.parameters import STORED, check_arguments, decode_optional
-from tensorwasm.server.streaming import sse
-from tensorwasm.server.streaming.streamed_call import StreamedCall, reads_trailers, stream_events, stream_raw
-from tensorwasm.server.streaming.websocket import SocketSession
+from tensorwasm.server.streaming.streamed_call import (
+    StreamedCall,
+    reads_trailers,
+    stream_events,
+    stream_raw,
+    wants_events,
+)
+from tensorwasm.server.streaming.websocket import SocketSession, WebSocket
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Deadline
-
-if TYPE_CHECKING:
-    from tensorwasm.server.streaming.websocket import WebSocket
 
 CALLED: Final = (
     MissingExport, InvalidArgs, TooManyArgs, InvalidBase64, InvalidRequest, GuestTrap, GuestExit, KernelFault,
@@ -50,7 +52,7 @@ def invoke(request: HttpRequest) -> Reply | Coroutine[Any, Any, Reply | Streamed
     reference = request.audit["function_id"] = request.params["id"]
     if body.input_b64 is not None or body.stdin_b64 is not None:
         return _invoke_slowly(request, reference)
-    call = ask_of(body, request.deadline, b"", b"")
+    call = call_of(body, request.deadline, b"", b"")
     resolved = request.service.functions.find(request.tenant, reference)
     if resolved is None:
         return _invoke_slowly(request, reference)
@@ -64,7 +66,7 @@ async def _invoke_slowly(request: HttpRequest, reference: str) -> Reply | Stream
     given = await decode_input(request.body)
     resolved = await request.service.invocations.resolve(request.admitted, reference, request.deadline)
     outcome = request.service.invocations.begin(
-        request.admitted, resolved, ask_of(request.body, request.deadline, *given)
+        request.admitted, resolved, call_of(request.body, request.deadline, *given)
     )
     if isinstance(outcome, Invocation):
         return immediate_reply("function_id", resolved.record.id, outcome)
@@ -80,7 +82,7 @@ async def decode_input(body: Invoke) -> tuple[bytes, bytes]:
     return await decode_optional(body.input_b64), await decode_optional(body.stdin_b64)
 
 
-def ask_of(body: Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> InvocationRequest:
+def call_of(body: Invoke, deadline: Deadline, given: bytes, stdin: bytes) -> InvocationRequest:
     """Return the call that a body describes, with its base64 fields decoded.
 
     Raises:
@@ -108,9 +110,9 @@ async def invoke_stream(request: HttpRequest) -> StreamedReply:
     """Call a function, and reply with what it emits while it runs."""
     reference = request.audit["function_id"] = request.params["id"]
     body: Invoke = request.body
-    ask = ask_of(body, request.deadline, *await decode_input(body))
-    stream = await StreamedCall.open(request, reference, ask)
-    if sse.wanted(request.headers.get("accept")):
+    call = call_of(body, request.deadline, *await decode_input(body))
+    stream = await StreamedCall.open(request, reference, call)
+    if wants_events(request.headers.get("accept")):
         return stream_events(stream, reference)
     return stream_raw(stream, trailers=reads_trailers(request.headers.get("te")))
 
@@ -131,7 +133,7 @@ async def read_message(request: HttpRequest, body: Invoke, given: bytes) -> Invo
     if given and body.input_b64 is not None:
         raise InvalidRequest("input is in messages before the call, or in it, not both")
     encoded, stdin = await decode_input(body)
-    return ask_of(body, deadline, given or encoded, stdin)
+    return call_of(body, deadline, given or encoded, stdin)
 
 
 async def get_outcome(request: HttpRequest) -> Reply:

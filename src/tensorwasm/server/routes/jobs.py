@@ -12,17 +12,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tensorwasm.database.jobs import JOB_STATUSES, JobFilter, JobRecord, JobStatus
 from tensorwasm.errors import BodyTooLarge, Conflict, IdempotencyMismatch, InvalidRequest
+from tensorwasm.server.http.decoding import PAGING, STORED, UNAVAILABLE, page_limit, read_key
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
-from tensorwasm.server.http.schemas import Invoke, Left, Millis, Output, StackFrame
-from tensorwasm.server.routes.invocations import CALLED, ask_of, decode_input
-from tensorwasm.server.routes.parameters import PAGING, STORED, UNAVAILABLE, page_limit, read_key
+from tensorwasm.server.http.schemas import FailureOutput, Invoke, Millis, Output, RecordBody, StackFrame
+from tensorwasm.server.routes.invocations import CALLED, call_of, decode_input
 from tensorwasm.service.jobs.attempts import Terms
 from tensorwasm.service.pages import parse_cursor, render_cursor
 from tensorwasm.values import NEVER
 
 MAX_WAIT_S: Final = 60.0
 _SECONDS: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_decode_left: Final = msgspec.json.Decoder(Left).decode
+_decode_failure: Final = msgspec.json.Decoder(FailureOutput).decode
 
 
 class InvokeLater(Invoke, kw_only=True):
@@ -64,7 +64,7 @@ class JobFailure(msgspec.Struct):
     backtrace: list[StackFrame] | UnsetType = UNSET
 
 
-class JobBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+class JobBody(RecordBody, kw_only=True, omit_defaults=True):
     """A job.
 
     Attributes:
@@ -105,24 +105,15 @@ class JobBody(msgspec.Struct, kw_only=True, omit_defaults=True):
         if job.status in {"failed", "dead"}:
             result = failure
             if job.error is not None and job.result is not None:
-                left = _decode_left(job.result)
+                left = _decode_failure(job.result)
                 result = JobFailure(job.error.kind, job.error.message, left.stdout, left.stderr, left.backtrace)
-        return cls(
-            id=job.id,
-            function_id=job.function_id,
+        return cls.copy(
+            job,
             tenant_id=job.tenant,
-            status=job.status,
             result=result,
-            created_unix_ms=job.created_unix_ms,
-            version=job.version,
-            attempts=job.attempts,
-            max_attempts=job.max_attempts,
-            cancelled=job.cancelled,
             error=failure,
-            due_unix_ms=job.due_unix_ms,
             ended_unix_ms=UNSET if job.ended_unix_ms is None else job.ended_unix_ms,
             expires_unix_ms=UNSET if job.expires_unix_ms is None else job.expires_unix_ms,
-            trace_id=job.trace_id,
         )
 
 
@@ -145,7 +136,7 @@ async def submit(request: HttpRequest) -> Reply:
         timeout_s = None if math.isinf(left_s) else left_s
         terms = Terms(body.max_attempts, body.delay_s, body.expires_s, timeout_s, request.trace_id)
         resolved = await service.functions.resolve(tenant, reference)
-        job_id = await service.jobs.submit(tenant, resolved, ask_of(body, NEVER, *given), terms, idempotency_key=key)
+        job_id = await service.jobs.submit(tenant, resolved, call_of(body, NEVER, *given), terms, idempotency_key=key)
     request.audit["job_id"] = job_id
     return Reply(Accepted(job_id))
 

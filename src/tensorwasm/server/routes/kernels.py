@@ -26,8 +26,9 @@ from tensorwasm.errors import (
     PublishScopeRequired,
     UnsupportedPtx,
 )
+from tensorwasm.server.http.decoding import UNAVAILABLE, query_number
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
-from tensorwasm.server.routes.parameters import UNAVAILABLE, query_number
+from tensorwasm.server.http.schemas import RecordBody
 from tensorwasm.service.kernels.manifests import MAX_SM_VERSION, MAX_UNIX_MS, Manifest
 from tensorwasm.service.pages import DEFAULT_PAGE, MAX_PAGE
 
@@ -38,7 +39,7 @@ _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": _MOST}
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", description="32 bytes as 64 hex digits.")]
 
 
-class ManifestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ManifestBody(RecordBody, kw_only=True, forbid_unknown_fields=True):
     """The signed description of a kernel, which its name and version identify.
 
     Attributes:
@@ -58,31 +59,15 @@ class ManifestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, record: KernelRecord) -> ManifestBody:
         """Return the JSON of a kernel's manifest."""
-        return cls(
-            name=record.name,
-            version=record.version,
-            sm_version=record.sm_version,
-            digest=record.digest.hex(),
-            signature=record.signature.hex(),
-            publisher=record.publisher,
-            published_unix_ms=record.published_unix_ms,
-        )
+        return cls.copy(record, digest=record.digest.hex(), signature=record.signature.hex())
 
     def to_manifest(self) -> Manifest:
         """Return the service's manifest; raise `InvalidRequest` if digest or signature are not hex digits."""
         try:
-            digest, signature = bytes.fromhex(self.digest), bytes.fromhex(self.signature)
+            decoded = {"digest": bytes.fromhex(self.digest), "signature": bytes.fromhex(self.signature)}
         except ValueError:
             raise InvalidRequest("digest and signature are hex digits") from None
-        return Manifest(
-            name=self.name,
-            version=self.version,
-            sm_version=self.sm_version,
-            digest=digest,
-            publisher=self.publisher,
-            published_unix_ms=self.published_unix_ms,
-            signature=signature,
-        )
+        return Manifest(**(msgspec.structs.asdict(self) | decoded))
 
 
 class KernelBody(msgspec.Struct):
@@ -114,7 +99,7 @@ class KernelPage(msgspec.Struct):
 async def publish(request: HttpRequest) -> Reply:
     """Publish a kernel."""
     if request.principal is None:
-        raise InternalError("the route is open to everybody")
+        raise InternalError("the route needs no token")
     body: PublishKernel = request.body
     request.audit |= {"kernel": body.manifest.name[:64], "version": body.manifest.version[:64]}
     shown = request.headers.get("authorization") or ""

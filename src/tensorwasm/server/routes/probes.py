@@ -12,8 +12,8 @@ import msgspec
 
 from tensorwasm.errors import DatabaseUnavailable, NotReady, StorageFull, Unauthorized
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route
+from tensorwasm.server.process.address import is_loopback
 from tensorwasm.telemetry.metrics import CONTENT_TYPE
-from tensorwasm.tenancy.exposure import is_loopback
 
 _FORWARDED: Final = ("x-forwarded-for", "forwarded", "x-real-ip")
 
@@ -47,8 +47,7 @@ async def show_metrics(request: HttpRequest) -> Reply:
             raise Unauthorized("the credentials are unknown, expired or revoked")
     elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDED):
         raise Unauthorized("without a token the metrics are for this machine alone")
-    text = await asyncio.to_thread(request.service.metrics.render)
-    return Reply(text, content_type=CONTENT_TYPE)
+    return Reply(await asyncio.to_thread(request.service.metrics.render), content_type=CONTENT_TYPE)
 
 
 _route = partial(Route, group="server", scope=None, kind="probes", tenant=False)

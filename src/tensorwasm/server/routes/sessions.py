@@ -28,11 +28,10 @@ from tensorwasm.errors import (
     StoreUnavailable,
     TooManyArgs,
 )
-from tensorwasm.server.http.decoding import decode_base64
+from tensorwasm.server.http.decoding import PAGING, STORED, check_arguments, decode_base64, page_limit
 from tensorwasm.server.http.results import result_reply
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
-from tensorwasm.server.http.schemas import Bytes64, CallResult, ExportCall, Millis
-from tensorwasm.server.routes.parameters import PAGING, STORED, check_arguments, page_limit
+from tensorwasm.server.http.schemas import Bytes64, CallResult, ExportCall, Millis, RecordBody
 from tensorwasm.server.routes.snapshots import Nothing, SnapshotBody
 from tensorwasm.service.pages import render_cursor
 from tensorwasm.service.sessions.entries import SessionCall, SessionInfo
@@ -56,7 +55,7 @@ class OpenSession(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     env: dict[str, str] | None = None
 
 
-class SessionBody(msgspec.Struct):
+class SessionBody(RecordBody):
     """A session.
 
     Attributes:
@@ -85,21 +84,8 @@ class SessionBody(msgspec.Struct):
     @classmethod
     def of(cls, session: SessionInfo) -> SessionBody:
         """Return the JSON of a session."""
-        record = session.record
-        return cls(
-            record.id,
-            record.tenant,
-            record.function_id,
-            record.version,
-            record.status,
-            session.in_memory,
-            record.calls,
-            record.saved_calls,
-            record.rewinds,
-            session.save_error,
-            record.created_unix_ms,
-            record.used_unix_ms,
-        )
+        record, in_memory, save_error = session.record, session.in_memory, session.save_error
+        return cls.copy(record, tenant_id=record.tenant, in_memory=in_memory, save_error=save_error)
 
 
 class SessionPage(msgspec.Struct):
@@ -130,9 +116,7 @@ class SessionInvoked(CallResult, kw_only=True):
 async def open_session(request: HttpRequest) -> Reply:
     """Open a session."""
     body: OpenSession = request.body
-    options = SessionOptions(
-        input=await _input(body) or b"", argv=body.argv, env=tuple((body.env or {}).items())
-    )  # fmt: skip
+    options = SessionOptions(input=await _input(body) or b"", argv=body.argv, env=tuple((body.env or {}).items()))
     request.audit["function_id"] = body.function
     session = await request.service.sessions.open(request.tenant, body.function, options, deadline=request.deadline)
     request.audit["session_id"] = session.record.id
@@ -171,8 +155,9 @@ async def invoke(request: HttpRequest) -> Reply | StreamedReply:
         deadline=None if request.deadline is NEVER else request.deadline,
         durable=body.durable,
     )
-    outcome = await request.service.sessions.call(request.tenant, session_id, call)
-    return await result_reply("session_id", session_id, outcome)
+    return await result_reply(
+        "session_id", session_id, await request.service.sessions.call(request.tenant, session_id, call)
+    )
 
 
 async def save(request: HttpRequest) -> Reply:

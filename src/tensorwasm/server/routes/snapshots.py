@@ -36,10 +36,9 @@ from tensorwasm.errors import (
     TooLarge,
     WrongModule,
 )
-from tensorwasm.server.http.decoding import BINARY, decode_base64
+from tensorwasm.server.http.decoding import BINARY, PAGING, STORED, decode_base64, page_limit
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.http.schemas import Bytes64, Millis
-from tensorwasm.server.routes.parameters import PAGING, STORED, page_limit
+from tensorwasm.server.http.schemas import Bytes64, Millis, RecordBody
 from tensorwasm.service.pages import render_cursor
 from tensorwasm.service.snapshot_keys import parse_hex_key
 from tensorwasm.service.snapshots.snapshots import Restored
@@ -62,7 +61,7 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """A request whose path and head say everything."""
 
 
-class SnapshotBody(msgspec.Struct):
+class SnapshotBody(RecordBody):
     """A stored snapshot.
 
     Attributes:
@@ -84,16 +83,7 @@ class SnapshotBody(msgspec.Struct):
     @classmethod
     def of(cls, record: SnapshotRecord) -> SnapshotBody:
         """Return the JSON of a snapshot."""
-        return cls(
-            record.id,
-            record.tenant,
-            record.function_id,
-            record.version,
-            record.session_id,
-            record.content_hash.hex(),
-            record.size_bytes,
-            record.created_unix_ms,
-        )
+        return cls.copy(record, tenant_id=record.tenant, content_hash=record.content_hash.hex())
 
 
 class SnapshotPage(msgspec.Struct):

@@ -11,16 +11,13 @@ from msgspec import Meta
 
 from tensorwasm import settings
 from tensorwasm.database.identity import TenantRecord
-from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.errors import Conflict, InvalidName, InvalidRequest, StoreUnavailable, Unauthorized
+from tensorwasm.server.http.decoding import AFTER, LIMIT, UNAVAILABLE, page_limit, parse_number, query_number
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
-from tensorwasm.server.http.schemas import Millis
-from tensorwasm.server.routes.parameters import AFTER, LIMIT, UNAVAILABLE, page_limit, parse_number, query_number
+from tensorwasm.server.http.schemas import Millis, RecordBody
 from tensorwasm.service.identity.identity import TenantChange
-from tensorwasm.tenancy.capability import AdminCapability
-from tensorwasm.tenancy.policy import MAX_LIMIT, MAX_WEIGHT
-from tensorwasm.tenancy.principal import MAX_TENANT
-from tensorwasm.tenancy.quotas import CAPS
+from tensorwasm.tenancy.principal import MAX_TENANT, AdminCapability
+from tensorwasm.tenancy.quotas import CAPS, MAX_LIMIT, MAX_WEIGHT
 from tensorwasm.values import MIB
 
 DAY_MS: Final = 86_400_000
@@ -63,7 +60,7 @@ class CreateTenant(UpdateTenant, kw_only=True):
     tenant: TenantNumber
 
 
-class TenantBody(msgspec.Struct, kw_only=True):
+class TenantBody(RecordBody, kw_only=True):
     """A tenant, with its own caps.
 
     Attributes:
@@ -82,14 +79,7 @@ class TenantBody(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, record: TenantRecord) -> TenantBody:
         """Return the JSON of a tenant."""
-        return cls(
-            tenant=record.tenant,
-            name=record.name,
-            weight=record.weight,
-            quotas=dict(record.quotas),
-            disabled=record.disabled,
-            created_unix_ms=record.created_unix_ms or None,
-        )
+        return cls.copy(record, quotas=dict(record.quotas), created_unix_ms=record.created_unix_ms or None)
 
 
 class TenantPage(msgspec.Struct):
@@ -99,7 +89,7 @@ class TenantPage(msgspec.Struct):
     next: str | None
 
 
-class AmountsBody(msgspec.Struct):
+class AmountsBody(RecordBody):
     """Amounts used.
 
     Attributes:
@@ -115,11 +105,6 @@ class AmountsBody(msgspec.Struct):
     launches: int
     bytes_in: int
     bytes_out: int
-
-    @classmethod
-    def of(cls, used: UsageAmounts) -> AmountsBody:
-        """Return the JSON of amounts."""
-        return cls(used.requests, used.errors, used.cpu_us, used.gpu_us, used.launches, used.bytes_in, used.bytes_out)
 
 
 class HourBody(msgspec.Struct):
@@ -217,8 +202,8 @@ async def report(request: HttpRequest) -> Reply:
     kept_mib = settings.current().artifacts_quota_mib
     usual = {"memory_bytes": service.quotas.memory_limit(tenant, limits), "artifact_bytes": kept_mib * MIB}
     quotas = {name: QuotaBody(amount, limits.get(name, usual.get(name))) for name, amount in used.items()}
-    hours = [HourBody(hour, AmountsBody.of(amounts)) for hour, amounts in found.hours]
-    total = AmountsBody.of(found.total)
+    hours = [HourBody(hour, AmountsBody.copy(amounts)) for hour, amounts in found.hours]
+    total = AmountsBody.copy(found.total)
     return Reply(UsageBody(found.tenant, found.since_unix_ms, found.until_unix_ms, hours, total, quotas))
 
 

@@ -13,9 +13,9 @@ from msgspec import Meta
 
 from tensorwasm.database.identity import ALL_TENANTS, TokenRecord
 from tensorwasm.errors import Conflict, InvalidName, InvalidRequest
+from tensorwasm.server.http.decoding import AFTER, LIMIT, STORED, UNAVAILABLE, page_limit
 from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
-from tensorwasm.server.http.schemas import Millis, Name
-from tensorwasm.server.routes.parameters import AFTER, LIMIT, STORED, UNAVAILABLE, page_limit
+from tensorwasm.server.http.schemas import Millis, Name, RecordBody
 from tensorwasm.server.routes.tenants import TenantNumber, capability_of
 from tensorwasm.service.identity.identity import MAX_OVERLAP_S, MAX_TENANTS, NewToken
 from tensorwasm.tenancy.principal import SCOPES, USER_SCOPES
@@ -57,7 +57,7 @@ class RotateToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires_unix_ms: Millis | None = None
 
 
-class TokenBody(msgspec.Struct, kw_only=True):
+class TokenBody(RecordBody, kw_only=True):
     """A token, without its secret: the tenants that it acts for, and the scopes that it permits.
 
     Attributes:
@@ -78,10 +78,8 @@ class TokenBody(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, record: TokenRecord, **more: Any) -> Self:
         """Return the JSON of a token, with more fields of a subclass."""
-        fields: dict[str, Any] = {name: getattr(record, name) for name in TokenBody.__struct_fields__}
-        fields["tenants"] = ALL_TENANTS if record.tenants is None else sorted(record.tenants)
-        fields["scopes"] = sorted(record.scopes)
-        return cls(**fields, **more)
+        tenants = ALL_TENANTS if record.tenants is None else sorted(record.tenants)
+        return cls.copy(record, tenants=tenants, scopes=sorted(record.scopes), **more)
 
 
 class MadeToken(TokenBody, kw_only=True):

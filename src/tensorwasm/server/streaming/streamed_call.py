@@ -1,30 +1,69 @@
 """`StreamedCall`: a guest whose output is streamed, as server-sent events or raw bytes.
 
-A failure before the guest's first output is an ordinary error.
+A failure before the guest's first output is an ordinary error. Events carry any bytes exactly: an event ``chunk`` has a
+chunk as text, if it is text that every reader of events returns unchanged; an event ``chunk-base64`` has it in base64.
+So the chunks decode to the guest's bytes wherever it divided its characters.
+
+Source: WHATWG HTML 9.2.5, 9.2.6 (parsing and interpreting an event stream); RFC 4648 4 (base64).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from tensorwasm.errors import GuestError, InvokeTimeout, TensorWasmError
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.replies import message_of
 from tensorwasm.server.http.results import encode_result, require_success
-from tensorwasm.server.http.routing import SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.http.schemas import Left, Output, encode, left_by
-from tensorwasm.server.streaming import sse
-from tensorwasm.service.invocations.streaming import StreamEnding
+from tensorwasm.server.http.routing import HttpRequest, SendChunk, StreamedReply, StreamEnd
+from tensorwasm.server.http.schemas import FailureOutput, Output, encode, failure_fields
+from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.service.invocations.streaming import GuestStream, StreamEnding
+from tensorwasm.tenancy.quotas import QuotaHold
 
-if TYPE_CHECKING:
-    from tensorwasm.runtime.invoke.invocation import Invocation
-    from tensorwasm.server.http.routing import HttpRequest
-    from tensorwasm.service.invocations.request import InvocationRequest
-    from tensorwasm.service.invocations.streaming import GuestStream
-    from tensorwasm.tenancy.quotas import QuotaHold
+EVENT_STREAM: Final = "text/event-stream"
+EVENTS_TYPE: Final = f"{EVENT_STREAM}; charset=utf-8"
+EVENTS_HEADERS: Final = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
+"""Headers that keep proxies from caching or buffering events."""
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+"""A comment, so that no side takes a quiet connection for a dead one."""
+
+KEEP_ALIVE_S: Final = 15.0
+"""Seconds without output after which it is sent."""
+
+# An event stream reads CR as LF. The standard carries NUL and the other characters here, but some readers take them for
+# line ends too (as Python's splitlines does).
+_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+
+
+def wants_events(accept: str | None) -> bool:
+    """Return whether an Accept header has the media type of event streams."""
+    return any(part.strip().lower().startswith(EVENT_STREAM) for part in (accept or "").split(","))
+
+
+def encode_event(name: str, data: str) -> bytes:
+    """Return one event; its data has no line break but LF."""
+    lines = "".join(f"data: {line}\n" for line in data.split("\n"))
+    return f"event: {name}\n{lines}\n".encode()
+
+
+def encode_chunk(chunk: bytes) -> bytes:
+    """Return the event of one chunk, which is not empty."""
+    try:
+        text = chunk.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is None or _UNSAFE.search(text):
+        return encode_event("chunk-base64", base64.b64encode(chunk).decode("ascii"))
+    return encode_event("chunk", text)
+
 
 HEAD_S: Final = 0.5
 """Seconds in which a failure is still an ordinary error; then the reply begins."""
@@ -76,14 +115,14 @@ class StreamedCall:
         self._ended = False
 
     @classmethod
-    async def open(cls, request: HttpRequest, reference: str, ask: InvocationRequest, head_s: float = HEAD_S) -> Self:
+    async def open(cls, request: HttpRequest, reference: str, call: InvocationRequest, head_s: float = HEAD_S) -> Self:
         """Start a guest, and wait for its first chunk, its end or `head_s` seconds, whichever comes first.
 
         Raises:
             QuotaExceeded: the tenant has as many streams open as it may.
             TensorWasmError: the guest did not start, or failed before its first output.
         """
-        streaming = request.service.invocations.stream(request.admitted, reference, ask)
+        streaming = request.service.invocations.stream(request.admitted, reference, call)
         async with AsyncExitStack() as stack:
             stack.enter_context(hold_stream(request))
             stream = await stack.enter_async_context(streaming)
@@ -128,7 +167,7 @@ class StreamedCall:
         await self._stack.aclose()
 
 
-class StreamFailure(Left, kw_only=True, omit_defaults=True):
+class StreamFailure(FailureOutput, kw_only=True, omit_defaults=True):
     """Why a stream failed, by a stable name: ``deadline_elapsed``, ``wasm_error``, or an error's kind."""
 
     reason: str
@@ -137,7 +176,7 @@ class StreamFailure(Left, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, error: TensorWasmError) -> StreamFailure:
         """Return the JSON of an error."""
-        return cls(reason=reason_of(error), message=message_of(error), **left_by(error))
+        return cls(reason=reason_of(error), message=message_of(error), **failure_fields(error))
 
 
 def encode_outcome(reference: str, outcome: Invocation) -> bytes:
@@ -155,16 +194,16 @@ def stream_events(stream: StreamedCall, reference: str) -> StreamedReply:
 
     async def send_all(send: SendChunk) -> StreamEnd:
         async with stream:
-            async for chunk in stream.chunks(sse.KEEP_ALIVE_S):
-                if not await send(sse.KEEP_ALIVE if chunk is None else sse.encode_chunk(chunk)):
+            async for chunk in stream.chunks(KEEP_ALIVE_S):
+                if not await send(KEEP_ALIVE if chunk is None else encode_chunk(chunk)):
                     return StreamEnd(whole=False)
             try:
-                last = sse.encode_event("done", encode_outcome(reference, stream.finish()).decode())
+                last = encode_event("done", encode_outcome(reference, stream.finish()).decode())
             except TensorWasmError as error:
-                last = sse.encode_event("error", encode(StreamFailure.of(error)).decode())
+                last = encode_event("error", encode(StreamFailure.of(error)).decode())
             return StreamEnd(whole=await send(last))
 
-    return StreamedReply(send_all, sse.CONTENT_TYPE, sse.HEADERS)
+    return StreamedReply(send_all, EVENTS_TYPE, EVENTS_HEADERS)
 
 
 def stream_raw(stream: StreamedCall, *, trailers: bool) -> StreamedReply:
@@ -176,7 +215,7 @@ def stream_raw(stream: StreamedCall, *, trailers: bool) -> StreamedReply:
 
     async def send_all(send: SendChunk) -> StreamEnd:
         async with stream:
-            async for chunk in stream.chunks(sse.KEEP_ALIVE_S):
+            async for chunk in stream.chunks(KEEP_ALIVE_S):
                 if not await send(chunk or b""):
                     return StreamEnd(whole=False)
             try:

@@ -16,15 +16,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from tensorwasm.errors import InternalError, InvalidRequest
 from tensorwasm.server.exchange import DisconnectWatcher
+from tensorwasm.server.http.routing import SendChunk, StreamedReply
 from tensorwasm.server.streaming.connection import STALL_S, Connection, parse_address
 from tensorwasm.values import MIB
-
-if TYPE_CHECKING:
-    from tensorwasm.server.http.routing import SendChunk, StreamedReply
 
 HeaderFields = Sequence[tuple[str, str]]
 
@@ -95,7 +93,7 @@ async def send_streamed(scope: Any, protocol: Any, status: int, headers: HeaderF
 
     Args:
         scope: RSGI's, of a request whose body has been read.
-        protocol: RSGI's, not answered yet.
+        protocol: RSGI's, without a reply so far.
         status: HTTP status.
         headers: the common ones; the reply's own follow them.
         streamed: the reply.

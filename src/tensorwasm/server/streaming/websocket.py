@@ -14,22 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.http.decoding import JsonDecoder
 from tensorwasm.server.http.results import require_success
+from tensorwasm.server.http.routing import HttpRequest
 from tensorwasm.server.http.schemas import SocketMessage, encode
 from tensorwasm.server.streaming.connection import STALL_S, Connection
 from tensorwasm.server.streaming.streamed_call import StreamFailure, encode_outcome, hold_stream
+from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import MIB
 
-if TYPE_CHECKING:
-    from tensorwasm.server.http.routing import HttpRequest
-    from tensorwasm.service.invocations.request import InvocationRequest
-
-    MakeAsk = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
+MakeCall = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
 SUBPROTOCOL: Final = "tensorwasm.v1"
 """Chosen if the client offers it; browsers close a connection on which none of theirs was chosen."""
@@ -73,12 +71,7 @@ class WebSocket:
     """
 
     def __init__(
-        self,
-        protocol: Any,
-        transport: Any,
-        connection: Connection | None,
-        budget: BodyBudget,
-        stall_s: float = STALL_S,
+        self, protocol: Any, transport: Any, connection: Connection | None, budget: BodyBudget, stall_s: float = STALL_S
     ) -> None:
         self._protocol = protocol
         self._transport = transport
@@ -88,7 +81,7 @@ class WebSocket:
 
     @classmethod
     async def accept(cls, scope: Any, protocol: Any, budget: BodyBudget) -> Self:
-        """Accept a WebSocket that RSGI has not answered, with the subprotocol if the client offers it.
+        """Accept a WebSocket that RSGI has not replied to, with the subprotocol if the client offers it.
 
         Raises:
             InvalidRequest: the client has disconnected.
@@ -136,14 +129,14 @@ class WebSocket:
 class SocketSession:
     """Calls one after the other, each admitted like a request: its token may have expired since the last.
 
-    The caller closes the socket. `ask` returns the call that a message describes, with the input that preceded it. The
-    session ends after `idle_s` seconds without a message.
+    The caller closes the socket. `make_call` returns the call that a message describes, with the input that preceded
+    it. The session ends after `idle_s` seconds without a message.
     """
 
     def __init__(
-        self, request: HttpRequest, socket: WebSocket, reference: str, ask: MakeAsk, idle_s: float = IDLE_S
+        self, request: HttpRequest, socket: WebSocket, reference: str, make_call: MakeCall, idle_s: float = IDLE_S
     ) -> None:
-        self._ask = ask
+        self._make_call = make_call
         self._budget = socket.budget
         self._request = request
         self._socket = socket
@@ -205,21 +198,21 @@ class SocketSession:
             self._input_bytes += len(message)
             self._input.append(message)
             return
-        asked = parse(message)
-        if asked.cancel:
+        request = parse(message)
+        if request.cancel:
             if await self._stop():
                 await self._send_failure(StreamFailure(reason="cancelled", message="the client cancelled the call"))
             return
         if self._running is not None and not self._running.done():
             raise Conflict("a call runs: the next one has to wait for its end")
         given, size_bytes = self._take_input()
-        self._running = asyncio.ensure_future(self._call(asked, given))
+        self._running = asyncio.ensure_future(self._call(request, given))
         self._running.add_done_callback(lambda _: self._budget.give(size_bytes, self._request.tenant))
 
-    async def _call(self, asked: SocketMessage, given: bytes) -> None:
+    async def _call(self, message: SocketMessage, given: bytes) -> None:
         """Run one call, and send its outcome."""
         try:
-            last = await self._run(asked, given)
+            last = await self._run(message, given)
         except TensorWasmError as error:
             await self._send_failure(StreamFailure.of(error))
         except Exception:  # noqa: BLE001 - the last line of defence, as around every other request
@@ -229,12 +222,12 @@ class SocketSession:
             if last is not None:
                 await self._socket.send(last)
 
-    async def _run(self, asked: SocketMessage, given: bytes) -> str | None:
+    async def _run(self, message: SocketMessage, given: bytes) -> str | None:
         """Send chunks; return the message after the last one, None if the client has disconnected."""
         request = self._request
         admitted = request.admitted if request.again is None else await request.again()
-        ask = await self._ask(request, asked, given)
-        async with request.service.invocations.stream(admitted, self._reference, ask) as stream:
+        call = await self._make_call(request, message, given)
+        async with request.service.invocations.stream(admitted, self._reference, call) as stream:
             async for chunk in stream:
                 if not await self._socket.send(chunk):
                     return None

@@ -21,9 +21,8 @@ from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.buckets import LimitState, RateLimiter, retry_after_s
 from tensorwasm.tenancy.fairness import FairGate, GateStatistics
-from tensorwasm.tenancy.policy import TenantPolicy
 from tensorwasm.tenancy.principal import Principal
-from tensorwasm.tenancy.quotas import QuotaHold, Quotas
+from tensorwasm.tenancy.quotas import QuotaHold, Quotas, TenantPolicy
 from tensorwasm.values import Deadline
 
 RouteClass = Literal["probes", "invoke", "reads", "writes", "openai", "kernels", "streams", "admin"]

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tensorwasm import machine_memory
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, LimitError
-from tensorwasm.tenancy.policy import TenantPolicy
-from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas
+from tensorwasm.tenancy.quotas import LEAST_MEMORY_BYTES, QuotaHold, Quotas, TenantPolicy
 from tensorwasm.values import MIB, Deadline
 
 WAIT_S: Final = 2.0

@@ -22,7 +22,7 @@ from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.invoke.dispatch import NO_GRANTS
 from tensorwasm.tenancy.fairness import FairGate
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import Limits
 
 KEPT_FUNCTIONS: Final = 1024

@@ -21,7 +21,7 @@ from tensorwasm.database.identity import (
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.service.clock import SYSTEM, Clock
 from tensorwasm.tenancy.authentication import TokenTable
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 
 FRESH_S: Final = 0.25
 """Least seconds between reads for unknown tokens, and the longest delay of a token that another process made."""

@@ -21,13 +21,18 @@ from tensorwasm.service.functions.checks import checked_name
 from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.authentication import Authenticator, TokenTable
-from tensorwasm.tenancy.capability import AdminCapability, Authority, Registry
+from tensorwasm.tenancy.authentication import Authenticator, MintedToken, TokenTable, mint, parse_digests, parse_tokens
 from tensorwasm.tenancy.oidc import open_verifier
-from tensorwasm.tenancy.policy import TenantPolicy, checked_quotas, checked_weight
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, Principal
-from tensorwasm.tenancy.quotas import parse_caps
-from tensorwasm.tenancy.tokens import MintedToken, mint, parse_digests, parse_tokens
+from tensorwasm.tenancy.principal import (
+    MAX_TENANT,
+    SCOPES,
+    USER_SCOPES,
+    AdminCapability,
+    Authority,
+    Principal,
+    Registry,
+)
+from tensorwasm.tenancy.quotas import TenantPolicy, checked_quotas, checked_weight, parse_caps
 
 MAX_TENANTS: Final = 1024
 MAX_OVERLAP_S: Final = 30 * 86_400

@@ -4,10 +4,17 @@ A server writes a record at the end of each request whose route has an action, a
 contain no bodies, results or credentials.
 """
 
-from tensorwasm.tenancy.audit.log import AuditLog, AuditStatistics, log_path, open_audit
-from tensorwasm.tenancy.audit.record import AuditRecord, actor_of, outcome_of
+from tensorwasm.tenancy.audit.chain import AuditFinding, AuditVerification, verify
+from tensorwasm.tenancy.audit.log import (
+    AuditLog,
+    AuditRecord,
+    AuditStatistics,
+    actor_of,
+    log_path,
+    open_audit,
+    outcome_of,
+)
 from tensorwasm.tenancy.audit.sinks import log_files
-from tensorwasm.tenancy.audit.verification import AuditFinding, AuditVerification, verify
 
 __all__ = [
     "AuditFinding",

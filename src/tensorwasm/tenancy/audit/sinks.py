@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.errors import StoreUnavailable, UnsafeFile
-from tensorwasm.tenancy.audit.chain import MAX_LINE_BYTES, ChainHead, last_link, read_link
+from tensorwasm.tenancy.audit.chain import HEAD_SUFFIX, MAX_LINE_BYTES, ChainHead, last_link, read_head, read_link
 
-HEAD_SUFFIX: Final = ".head"
 _LOOK_BYTES: Final = 1 << 20  # of the end of a file, in which a line must be found
 _DIGITS: Final = 16
 _NAME: Final = re.compile(rf"[0-9]{{{_DIGITS}}}", re.ASCII)
@@ -134,14 +133,6 @@ def open_file(path: Path, head: ChainHead | None = None) -> OpenedLog:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def read_head(path: Path) -> ChainHead | None:
-    """Return the head beside a log; None if there is no valid one."""
-    try:
-        return ChainHead.decode(Path(f"{path}{HEAD_SUFFIX}").read_bytes()[:4096])
-    except OSError:
-        return None
 
 
 def write_head(path: Path, head: ChainHead) -> None:

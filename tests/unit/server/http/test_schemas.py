@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from tensorwasm.errors import GuestExit, InvalidArgs
-from tensorwasm.server.http.schemas import ENDING_BYTES, Output, left_by
+from tensorwasm.server.http.schemas import ENDING_BYTES, Output, failure_fields
 
 WRITTEN = st.binary(max_size=60) | st.text(max_size=40).map(lambda text: text.encode())
 
@@ -31,6 +31,6 @@ def test_the_end_of_a_text_divides_no_character(text, most):
 
 
 def test_only_guest_errors_carry_the_end_of_output():
-    found = left_by(GuestExit(3, b"x" * (ENDING_BYTES + 1), b""))
+    found = failure_fields(GuestExit(3, b"x" * (ENDING_BYTES + 1), b""))
     assert found == {"stdout": Output(text="x" * ENDING_BYTES, truncated=True), "exit_code": 3}
-    assert left_by(InvalidArgs("what")) == {}
+    assert failure_fields(InvalidArgs("what")) == {}

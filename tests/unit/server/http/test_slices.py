@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from tensorwasm.server.http import slices
-from tensorwasm.server.http.slices import REST_NS, WORK_NS, run_slice
+from tensorwasm.server.http import long_work
+from tensorwasm.server.http.long_work import REST_NS, WORK_NS, run_slice
 
 
 def test_a_slice_returns_its_value_and_an_error_does_not_block_others():
@@ -58,8 +58,8 @@ def test_the_loop_rests_after_a_millisecond_of_slices(monkeypatch):
         nonlocal now_ns
         now_ns += WORK_NS // 4 + 1
 
-    monkeypatch.setattr(slices, "time", Clock)
-    monkeypatch.setattr(slices.asyncio, "sleep", sleep)
+    monkeypatch.setattr(long_work, "time", Clock)
+    monkeypatch.setattr(long_work.asyncio, "sleep", sleep)
 
     async def run():
         nonlocal now_ns

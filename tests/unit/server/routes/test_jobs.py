@@ -13,7 +13,7 @@ from fakes.rsgi import ask
 from fakes.services import ADD, GUEST, START, until
 from tensorwasm.database.schema import JOBS
 from tensorwasm.errors import QuotaExceeded
-from tensorwasm.tenancy.policy import TenantPolicy
+from tensorwasm.tenancy.quotas import TenantPolicy
 
 TENANT = bearer(ALPHA, 7)
 

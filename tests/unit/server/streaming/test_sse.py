@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oracles.sse import Event, read_chunks, read_events
-from tensorwasm.server.streaming import sse
+from tensorwasm.server.streaming.streamed_call import KEEP_ALIVE, encode_chunk, encode_event, wants_events
 
 TEXTS = st.text(
     st.sampled_from("a :\n\r\t\x00\x0b\x0c\x1c\x7f\x85\u2028\u2029\ufeffé€𝄞") | st.characters(codec="utf-8")
@@ -36,13 +36,13 @@ def split_texts(draw: st.DrawFn) -> list[bytes]:
 @example([b"\xc3", b"\xa9"])
 @example([b"\xf0\x9d", b"\x84\x9e"])
 def test_a_reader_decodes_the_guests_bytes(chunks: list[bytes]) -> None:
-    stream = b"".join(sse.KEEP_ALIVE + sse.encode_chunk(each) for each in chunks)
+    stream = b"".join(KEEP_ALIVE + encode_chunk(each) for each in chunks)
     assert read_chunks(stream) == chunks
 
 
 @given(st.lists(CHUNKS))
 def test_readers_that_accept_any_line_break_decode_the_guests_bytes(chunks: list[bytes]) -> None:
-    stream = b"".join(sse.encode_chunk(each) for each in chunks)
+    stream = b"".join(encode_chunk(each) for each in chunks)
     lines = stream.decode().splitlines()
     assert read_chunks("".join(f"{line}\n" for line in lines).encode()) == chunks
 
@@ -63,11 +63,11 @@ def test_readers_that_accept_any_line_break_decode_the_guests_bytes(chunks: list
     ],
 )
 def test_only_safe_text_is_sent_as_text(chunk: bytes, name: str) -> None:
-    assert [each.name for each in read_events(sse.encode_chunk(chunk))] == [name]
+    assert [each.name for each in read_events(encode_chunk(chunk))] == [name]
 
 
 def test_an_event_keeps_its_lines() -> None:
-    assert read_events(sse.encode_event("done", '{"a":1}')) == [Event("done", '{"a":1}')]
+    assert read_events(encode_event("done", '{"a":1}')) == [Event("done", '{"a":1}')]
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_an_event_keeps_its_lines() -> None:
     ],
 )
 def test_the_accept_header_requests_events(accept: str | None, *, expected: bool) -> None:
-    assert sse.wanted(accept) is expected
+    assert wants_events(accept) is expected

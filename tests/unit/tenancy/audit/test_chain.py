@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies.audit import RECORDS, tamperings
 from tensorwasm.tenancy.audit import AuditLog, verify
 from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, ChainHead, read_link
-from tensorwasm.tenancy.audit.record import AuditRecord, encode, outcome_of
+from tensorwasm.tenancy.audit.log import AuditRecord, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import open_file, write_head
 
 OPENED = b'{"notice":"opened"}'

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorwasm.server.process import memory
+from tensorwasm.server.http import long_work
 
 PAGE_BYTES = 4096
-pytestmark = pytest.mark.skipif(memory._library() is None, reason="the C library is not glibc")
+pytestmark = pytest.mark.skipif(long_work._library() is None, reason="the C library is not glibc")
 
 
 def resident_bytes():
@@ -19,7 +19,7 @@ def resident_bytes():
 
 
 def test_small_blocks_below_a_later_one_are_returned_when_it_is_quiet(monkeypatch):
-    monkeypatch.setattr(memory, "QUIET_S", 0.01)
+    monkeypatch.setattr(long_work, "QUIET_S", 0.01)
 
     async def run():
         before = resident_bytes()
@@ -28,7 +28,7 @@ def test_small_blocks_below_a_later_one_are_returned_when_it_is_quiet(monkeypatc
         assert resident_bytes() - before > 100 << 20
         blocks.clear()
         for _ in range(3):
-            memory.return_rest_soon()
+            long_work.return_rest_soon()
         for _ in range(1000):
             await asyncio.sleep(0.01)
             if resident_bytes() - before < 40 << 20:
@@ -48,12 +48,12 @@ def test_only_the_last_call_starts_the_timer(monkeypatch):
             calls.append(pad)
             called.set()
 
-    monkeypatch.setattr(memory, "QUIET_S", 0.01)
-    monkeypatch.setattr(memory, "_library", Library)
+    monkeypatch.setattr(long_work, "QUIET_S", 0.01)
+    monkeypatch.setattr(long_work, "_library", Library)
 
     async def run():
         for _ in range(5):
-            memory.return_rest_soon()
+            long_work.return_rest_soon()
             await asyncio.sleep(0)
         assert await asyncio.to_thread(called.wait, 10)
 
@@ -62,15 +62,15 @@ def test_only_the_last_call_starts_the_timer(monkeypatch):
 
 
 def test_without_glibc_nothing_happens(monkeypatch):
-    monkeypatch.setattr(memory, "_library", lambda: None)
-    memory.return_large_blocks()
-    memory._return_rest(None)
+    monkeypatch.setattr(long_work, "_library", lambda: None)
+    long_work.return_large_blocks()
+    long_work._return_rest(None)
 
 
 def test_glibc_is_found(monkeypatch):
-    memory._library.cache_clear()
+    long_work._library.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert memory._library() is None
-    memory._library.cache_clear()
+    assert long_work._library() is None
+    long_work._library.cache_clear()
     monkeypatch.undo()
-    assert hasattr(ctypes.CDLL(None), "malloc_trim") == (memory._library() is not None)
+    assert hasattr(ctypes.CDLL(None), "malloc_trim") == (long_work._library() is not None)

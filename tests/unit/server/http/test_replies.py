@@ -13,9 +13,8 @@ from fakes.applications import ALPHA, BETA, bearer
 from fakes.rsgi import ask
 from fakes.services import ADD
 from tensorwasm.errors import BodyTooLarge, InvalidRequest
-from tensorwasm.server.http import representation
 from tensorwasm.server.http.bodies import BodyBudget, BodyMemory, too_large
-from tensorwasm.server.http.representation import UnknownCoding, accepts_gzip, deflate, inflate, is_gzip
+from tensorwasm.server.http.replies import GZIP_BYTES, UnknownCoding, accepts_gzip, deflate, inflate, is_gzip
 from tensorwasm.server.http.routing import Reply, Route
 from tensorwasm.server.routes import ALL
 
@@ -137,7 +136,7 @@ def test_accept_encoding_decides_about_gzip(header, taken):
 GZIP = {"Content-Encoding": "gzip"}
 TAKES = {"Accept-Encoding": "br, gzip"}
 LONG = b'{"text":"' + b"all the same " * 20_000 + b'"}'
-TEXTS = [b"{}".ljust(size) for size in (representation.GZIP_BYTES, 5000)] + [LONG]
+TEXTS = [b"{}".ljust(size) for size in (GZIP_BYTES, 5000)] + [LONG]
 
 
 def echo(call):
@@ -214,7 +213,7 @@ def test_a_reply_is_compressed_if_the_client_accepts_it(served, text):
 def test_short_and_binary_replies_are_not_compressed(served):
     async def test():
         async with served(ROUTES) as (_, pipeline):
-            for path, text in (("/echo", b"{}".ljust(representation.GZIP_BYTES - 1)), ("/binary", LONG)):
+            for path, text in (("/echo", b"{}".ljust(GZIP_BYTES - 1)), ("/binary", LONG)):
                 found = await ask(pipeline, "POST", path, headers=bearer(ALPHA) | TAKES, body=text)
                 assert found.body == text
                 assert "content-encoding" not in found.headers
