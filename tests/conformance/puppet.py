@@ -68,13 +68,13 @@ class Puppet:
         self.names = {*strings(module), "grow"}
         self.session = None
         self._closing = ExitStack()
-        pad = take_layout() if compiled else None
+        layout = take_layout() if compiled else None
         if compiled:
             self._closing.enter_context(device.native.bound())
         if granted:
-            self.session = Session(device, memory_kind=memory, pad=pad)
+            self.session = Session(device, memory_kind=memory, layout=layout)
         services = {"cuda": CudaService(self.session)} if granted else {}
-        self.instance = Instance(prepared, limits=limits or Limits(), services=services, pad=pad)
+        self.instance = Instance(prepared, limits=limits or Limits(), services=services, layout=layout)
         self._closing.callback(self.instance.close)
         if granted:
             self._closing.callback(self.session.close)

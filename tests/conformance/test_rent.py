@@ -72,5 +72,5 @@ def test_compiled_code_and_python_register_at_the_same_launch(device, program):
             assert python.get(0, python.size) == compiled.get(0, compiled.size)
         launched = sum(times for _, _, times in program)
         assert compiled.session.statistics().kernels_launched == launched
-        by_python = launched - compiled.session.pad.launched
+        by_python = launched - compiled.session.layout.launched
         assert by_python <= 3 * len(program), "Python decides anew when a memory has grown, and when it is bought"

@@ -102,7 +102,7 @@ def test_compiled_code_finds_what_was_restored(device):
         launch = encode_argv([Work(puppet).place(handles[2]), u32(1), u32(1)])
         for _ in range(3):
             assert puppet.start(kernel, launch, block=(1, 1, 1)) == 0
-        assert puppet.session.pad.launched >= 2
+        assert puppet.session.layout.launched >= 2
         assert puppet.session.statistics().kernels_launched == 3
         assert Work(puppet).contents(handles[2], 4) == struct.pack("<I", 7 + 3)
 

@@ -137,7 +137,7 @@ class FakeJob:
             services={},
             wasi_config=self.wasi_config,
             deadline=self.deadline,
-            pad=take_layout(),
+            layout=take_layout(),
             drain=self.drain,
         )
 

@@ -113,8 +113,8 @@ class CallbackDriver:
 class HandPad:
     """A session layout that a test writes: armed, with the guest's own stream, and rows that a session would write."""
 
-    def __init__(self, pad: SessionLayout, driver: CallbackDriver) -> None:
-        self.pad = pad
+    def __init__(self, layout: SessionLayout, driver: CallbackDriver) -> None:
+        self.layout = layout
         self.driver = driver
         self._table = driver_table(driver.table)
         self._images: list[KernelImage] = []
@@ -122,16 +122,16 @@ class HandPad:
 
     def reset(self) -> None:
         """Forget every row and counter, but keep what the sandbox wrote."""
-        pad = self.pad
-        for rows in (pad.streams, pad.kernels, pad.graphs, pad.windows, pad.buffers):
+        layout = self.layout
+        for rows in (layout.streams, layout.kernels, layout.graphs, layout.windows, layout.buffers):
             ctypes.memset(ctypes.addressof(rows), 0, ctypes.sizeof(rows))
         for name in ("pending", "launched", "replayed", "copied_bytes", "reach_at", "reach_bytes", "stage_at",
                      "stage_bytes", "stage_used", "staged"):  # fmt: skip
-            setattr(pad, name, 0)
-        pad.armed = pad.placed = 1
-        pad.stage_left = WITHOUT_END
-        pad.most_pending = UNBOUNDED
-        pad.driver = ctypes.addressof(self._table)
+            setattr(layout, name, 0)
+        layout.armed = layout.placed = 1
+        layout.stage_left = WITHOUT_END
+        layout.most_pending = UNBOUNDED
+        layout.driver = ctypes.addressof(self._table)
         self.put_stream(0, OWN_STREAM)
         self.driver.calls.clear()
         self.driver.queries.clear()
@@ -139,24 +139,24 @@ class HandPad:
 
     def put_stream(self, number: int, handle: int, pending: int = 0, recording: int = 0) -> StreamRow:
         """Write a row; return it."""
-        self.pad.streams[number % STREAM_ROWS] = StreamRow(number, handle, pending, recording)
-        self.pad.pending += pending
-        return self.pad.streams[number % STREAM_ROWS]
+        self.layout.streams[number % STREAM_ROWS] = StreamRow(number, handle, pending, recording)
+        self.layout.pending += pending
+        return self.layout.streams[number % STREAM_ROWS]
 
     def put_kernel(self, kernel_id: int, signature: KernelSignature, native: NativeKernel) -> None:
         """Write a row for a kernel."""
         image = KernelImage(signature, native)
         self._images[:] = [image]
-        self.pad.kernels[kernel_id % KERNEL_ROWS] = KernelRow(kernel_id, image.address)
+        self.layout.kernels[kernel_id % KERNEL_ROWS] = KernelRow(kernel_id, image.address)
         self.driver.sizes = tuple(param.size_bytes for param in signature.params)
 
     def put_buffer(self, handle: int, address: int, size_bytes: int) -> None:
         """Write a row for a buffer."""
-        self.pad.buffers[handle % BUFFER_ROWS] = BufferRow(handle, address, size_bytes)
+        self.layout.buffers[handle % BUFFER_ROWS] = BufferRow(handle, address, size_bytes)
 
     def put_graph(self, handle: int, graph: int, launches: int, steps: int = 1) -> None:
         """Write a row for a graph."""
-        self.pad.graphs[handle % GRAPH_ROWS] = GraphRow(handle, graph, launches, steps)
+        self.layout.graphs[handle % GRAPH_ROWS] = GraphRow(handle, graph, launches, steps)
 
 
 def kernel_of(max_threads: int = 1024) -> NativeKernel:

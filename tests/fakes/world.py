@@ -29,9 +29,9 @@ class World:
             self.accounts.append(accounts.register("tenant", cap_bytes, cap_bytes))
             self.shared.append(SharedDevice(device, accounts, self.gate))
 
-    def open(self, which=0, *, pad=False, limits=None, **options):
-        pad = SessionLayout() if pad else None
-        return self.shared[which].open_session("tenant", limits, pad=pad, **options)
+    def open(self, which=0, *, layout=False, limits=None, **options):
+        layout = SessionLayout() if layout else None
+        return self.shared[which].open_session("tenant", limits, layout=layout, **options)
 
     def charged(self, which=0):
         account = self.accounts[which].statistics()
@@ -62,13 +62,13 @@ def fill(session, kernel, handle, value, offset=0):
     session.kernels.launch(kernel, ONE, lambda: [BufferOffset(handle, offset), word(value)], None, NEVER)
 
 
-def launch_compiled(device, pad, kernel, handle, offset, scalars) -> bool:
-    """Do what compiled code does: find everything on the pad, give the work to the own stream, count it."""
-    stream, buffer = pad.streams[0], pad.buffers[handle % BUFFER_ROWS]
-    row = pad.kernels[kernel % len(pad.kernels)]
-    if not (pad.armed and pad.placed and stream.stream and buffer.handle == handle and row.id == kernel):
+def launch_compiled(device, layout, kernel, handle, offset, scalars) -> bool:
+    """Do what compiled code does: find everything on the layout, give the work to the own stream, count it."""
+    stream, buffer = layout.streams[0], layout.buffers[handle % BUFFER_ROWS]
+    row = layout.kernels[kernel % len(layout.kernels)]
+    if not (layout.armed and layout.placed and stream.stream and buffer.handle == handle and row.id == kernel):
         return False
-    head, driver = KernelHead.from_address(row.head), DriverTable.from_address(pad.driver)
+    head, driver = KernelHead.from_address(row.head), DriverTable.from_address(layout.driver)
     numbers = [ctypes.c_uint64(buffer.address + offset), *(ctypes.c_uint32(value) for value in scalars)]
     assert head.param_count == len(numbers)
     places = (ctypes.c_void_p * len(numbers))(*map(ctypes.addressof, numbers))
@@ -77,6 +77,6 @@ def launch_compiled(device, pad, kernel, handle, offset, scalars) -> bool:
         launch = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(driver.launch_kernel)
         assert launch(head.function, 1, 1, 1, 1, 1, 1, 0, stream.stream, ctypes.addressof(places), None) == 0
     stream.pending += 1
-    pad.pending += 1
-    pad.launched += 1
+    layout.pending += 1
+    layout.launched += 1
     return True

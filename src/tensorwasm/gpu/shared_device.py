@@ -65,7 +65,7 @@ class SharedDevice:
         limits: SessionLimits | None = None,
         architecture: tuple[int, int] | None = None,
         memory_kind: MemoryKind = "auto",
-        pad: SessionLayout | None = None,
+        layout: SessionLayout | None = None,
     ) -> Session:
         """Return a session of a registered tenant; see `Session` for the arguments. Close it before this."""
         return Session(
@@ -75,7 +75,7 @@ class SharedDevice:
             resources=self._resources,
             tenant=tenant,
             memory_kind=memory_kind,
-            pad=pad,
+            layout=layout,
         )
 
     def statistics(self) -> SharedStatistics:

@@ -1,7 +1,7 @@
 """How the windows of a launch reach the device: in place, or through a slot of the staging ring.
 
 Registering memory is bought once, staging is rented launch by launch. Memory of the kind ``auto`` is rented until the
-rent comes to the price (`PIN_PRICE_BYTES`), and then bought; compiled code keeps the same account, on the pad.
+rent comes to the price (`PIN_PRICE_BYTES`), and then bought; compiled code keeps the same account, in the layout.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Windows:
         """Copy back what a staged launch of compiled code, which has ended, left in the slot.
 
         Raises:
-            LaunchRefused: the pad names what is not the guest's; nothing is copied.
+            LaunchRefused: the layout names what is not the guest's; nothing is copied.
         """
         windows = self._sheet.staged_windows()
         self._sheet.forget_staged()

@@ -21,9 +21,9 @@ ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 class Party:
     """A session and its one kernel."""
 
-    def __init__(self, shared: SharedDevice, pad: SessionLayout | None = None) -> None:
-        self.pad = pad
-        self.session = shared.open_session(pad=pad)
+    def __init__(self, shared: SharedDevice, layout: SessionLayout | None = None) -> None:
+        self.layout = layout
+        self.session = shared.open_session(layout=layout)
         self.kernel = self.session.kernels.load(NOTHING, "nothing", NEVER)
         self.streams = self.session.streams
 
@@ -31,16 +31,16 @@ class Party:
         self.session.kernels.submit(self.kernel, ONE, tuple, None, NEVER)
 
     def launch_natively(self) -> None:
-        """Do what compiled code does on a pad."""
-        assert self.pad is not None
-        self.pad.streams[0].pending += 1
-        self.pad.pending += 1
-        self.pad.launched += 1
+        """Do what compiled code does on a layout."""
+        assert self.layout is not None
+        self.layout.streams[0].pending += 1
+        self.layout.pending += 1
+        self.layout.launched += 1
 
     def drain_natively(self) -> None:
-        assert self.pad is not None
-        self.pad.pending -= self.pad.streams[0].pending
-        self.pad.streams[0].pending = 0
+        assert self.layout is not None
+        self.layout.pending -= self.layout.streams[0].pending
+        self.layout.streams[0].pending = 0
 
 
 @pytest.fixture

@@ -32,12 +32,12 @@ def load(shared: SharedDevice, **options) -> Session:
 def test_a_loaded_kernel_can_be_launched_without_python(device, kind, staged):
     gate = Gate(1)
     with SharedDevice(device, gate=gate) as shared:
-        pad = SessionLayout()
-        with load(shared, memory_kind=kind, pad=pad):
-            assert (pad.armed, pad.placed, bool(pad.streams[0].stream)) == (1, 1, True)
-            assert bool(pad.stage_at and pad.stage_bytes) == staged
+        layout = SessionLayout()
+        with load(shared, memory_kind=kind, layout=layout):
+            assert (layout.armed, layout.placed, bool(layout.streams[0].stream)) == (1, 1, True)
+            assert bool(layout.stage_at and layout.stage_bytes) == staged
             assert gate.in_use == 1
-        assert (pad.placed, pad.stage_at, pad.streams[0].stream, gate.in_use) == (0, 0, 0, 0)
+        assert (layout.placed, layout.stage_at, layout.streams[0].stream, gate.in_use) == (0, 0, 0, 0)
 
 
 def test_without_compiled_code_no_permit_or_slot_is_taken_early(device):
@@ -53,9 +53,9 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
     gate = Gate(1)
     gate.enter(NEVER, Sitter())
     with SharedDevice(device, gate=gate) as shared:
-        pad = SessionLayout()
-        with load(shared, pad=pad) as session:
-            assert pad.placed == 0
+        layout = SessionLayout()
+        with load(shared, layout=layout) as session:
+            assert layout.placed == 0
             assert session.statistics().back_pressure_rejections == 0
     assert gate.in_use == 1
 
@@ -63,10 +63,10 @@ def test_a_full_gate_is_not_waited_for_and_not_counted(device):
 def test_an_offered_permit_goes_to_another_session_that_needs_it(device):
     gate, sitter = Gate(1), Sitter()
     with SharedDevice(device, gate=gate) as shared:
-        pad = SessionLayout()
-        with load(shared, pad=pad):
+        layout = SessionLayout()
+        with load(shared, layout=layout):
             gate.enter(Deadline.after(60), sitter)
-            assert pad.placed == 0
+            assert layout.placed == 0
             gate.leave(sitter)
     assert gate.in_use == 0
 
@@ -76,7 +76,7 @@ def test_the_last_slots_are_not_offered(device):
         sessions, pads = [], []
         while not pads or pads[-1].stage_at:
             pads.append(SessionLayout())
-            sessions.append(load(shared, pad=pads[-1]))
+            sessions.append(load(shared, layout=pads[-1]))
         ring = shared._resources.ring
         assert ring.idle * 2 == ring.idle + len(sessions) - 1
         for session in sessions:
@@ -90,7 +90,7 @@ LAST_NS = NO_DEADLINE_NS - 1
     ("at_ns", "seen"), [(None, NO_DEADLINE_NS), (-5, 0), (7, 7), (1 << 64, LAST_NS), (1 << 90, LAST_NS)]
 )
 def test_any_deadline_fits_the_layout(device, at_ns, seen):
-    pad = SessionLayout()
-    with SharedDevice(device) as shared, shared.open_session(pad=pad) as session:
+    layout = SessionLayout()
+    with SharedDevice(device) as shared, shared.open_session(layout=layout) as session:
         session.enter(Deadline(at_ns))
-        assert pad.deadline_ns == seen
+        assert layout.deadline_ns == seen

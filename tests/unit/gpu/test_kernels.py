@@ -245,7 +245,7 @@ def test_a_surplus_kernel_that_the_device_did_not_unload_is_no_failure_of_who_ga
 
 
 def test_a_load_that_gets_no_stream_for_compiled_code_has_changed_nothing(shared, device):
-    with shared.open_session(pad=SessionLayout()) as session:
+    with shared.open_session(layout=SessionLayout()) as session:
         device.failures["open_stream"] = QuotaExceeded("no more streams")
         with pytest.raises(QuotaExceeded):
             session.kernels.load(FILL, "fill", NEVER)

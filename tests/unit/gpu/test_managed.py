@@ -58,14 +58,14 @@ def moves(device):
 
 
 @pytest.fixture
-def pad():
+def layout():
     return SessionLayout()
 
 
 @pytest.fixture
-def session(device, pad):
+def session(device, layout):
     gate = Gate(1)
-    with Session(device, ledger=MemoryLedger(), gate=gate, memory_kind="managed", pad=pad) as session:
+    with Session(device, ledger=MemoryLedger(), gate=gate, memory_kind="managed", layout=layout) as session:
         yield session
     assert device.holds_nothing()
     assert gate.in_use == 0
@@ -84,8 +84,8 @@ def submit(session, kernel, length, offset=0, memory=MEMORY, stream=0):
     session.kernels.submit(kernel, ONE, arguments(length, offset), memory, NEVER, stream)
 
 
-def reached(pad):
-    return pad.reach_at, pad.reach_bytes
+def reached(layout):
+    return layout.reach_at, layout.reach_bytes
 
 
 def test_a_large_window_is_moved_ahead_of_each_launch_on_its_stream(device, session, kernel, moves):
@@ -102,14 +102,14 @@ def test_a_large_window_is_moved_ahead_of_each_launch_on_its_stream(device, sess
     assert session.statistics().kernels_launched == 2
 
 
-def test_every_move_counts_as_pending(session, kernel, pad, moves):
+def test_every_move_counts_as_pending(session, kernel, layout, moves):
     parts = [HostWindow(BASE + number * PREFETCH_BYTES, PREFETCH_BYTES // 2) for number in range(4)]
     submit(session, kernel, 4, memory=GROWN)
-    before = pad.pending
+    before = layout.pending
     work, reach = session._core.work, session._core.windows.reach
     stream, spans = work.find(0), reach.movable(parts)
     work.give(stream, len(spans), reach.move, spans, stream.stream)
-    assert pad.pending - before == len(moves) == 4
+    assert layout.pending - before == len(moves) == 4
 
 
 def test_small_windows_are_not_moved(session, kernel, moves):
@@ -142,27 +142,27 @@ def test_a_recording_and_its_replays_move_nothing(device, session, kernel, moves
     assert len(moves) == 1
 
 
-def test_compiled_code_is_shown_no_memory_in_which_a_window_may_have_to_be_moved(session, kernel, pad):
+def test_compiled_code_is_shown_no_memory_in_which_a_window_may_have_to_be_moved(session, kernel, layout):
     submit(session, kernel, 4, memory=SMALL)
-    assert reached(pad) == (BASE, SMALL.size_bytes)
+    assert reached(layout) == (BASE, SMALL.size_bytes)
     submit(session, kernel, 4)
-    assert reached(pad) == (0, 0)
+    assert reached(layout) == (0, 0)
 
 
-def test_without_an_effect_compiled_code_has_it_all_after_the_first_try(device, session, kernel, pad, moves):
+def test_without_an_effect_compiled_code_has_it_all_after_the_first_try(device, session, kernel, layout, moves):
     device.unified.effect = False
     for _ in range(3):
         submit(session, kernel, PREFETCH_BYTES)
-        assert reached(pad) == (BASE, MEMORY.size_bytes)
+        assert reached(layout) == (BASE, MEMORY.size_bytes)
     assert device.calls.count("prefetch") == 1
     assert moves == []
 
 
-def test_without_concurrent_access_nothing_is_tried(device, pad):
+def test_without_concurrent_access_nothing_is_tried(device, layout):
     device.info = INFO
-    with Session(device, ledger=MemoryLedger(), gate=Gate(1), memory_kind="managed", pad=pad) as session:
+    with Session(device, ledger=MemoryLedger(), gate=Gate(1), memory_kind="managed", layout=layout) as session:
         submit(session, session.kernels.load(FILL, "fill", NEVER), PREFETCH_BYTES)
-        assert reached(pad) == (BASE, MEMORY.size_bytes)
+        assert reached(layout) == (BASE, MEMORY.size_bytes)
     assert "prefetch" not in device.calls
 
 

@@ -42,33 +42,33 @@ def start_and_look_no_more(session):
 
 def test_a_session_that_never_asks_for_its_ended_work_blocks_no_other(device):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=SessionLayout()) as squatter, Session(device, gate=gate) as other:
+    with Session(device, gate=gate, layout=SessionLayout()) as squatter, Session(device, gate=gate) as other:
         start_and_look_no_more(squatter)
         (stream,) = device.busy
         device.synchronize(stream, NEVER)
         other.kernels.launch(other.kernels.load(NOTHING, "nothing", NEVER), ONE, list, None, Deadline.after(5))
         squatter.streams.synchronize(NEVER)
-        assert squatter.pad.pending == 0
+        assert squatter.layout.pending == 0
     assert gate.in_use == 0
 
 
 def test_running_work_keeps_its_permit_and_the_device_is_asked_rarely(device):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=SessionLayout()) as busy:
+    with Session(device, gate=gate, layout=SessionLayout()) as busy:
         start_and_look_no_more(busy)
         asked = device.calls.count("ended")
         waiting = Sitter()
         for _ in range(20):
             assert not gate.request(waiting)
         assert device.calls.count("ended") - asked == 1
-        assert busy.pad.placed
+        assert busy.layout.placed
         busy.streams.synchronize(NEVER)
 
 
 @pytest.mark.parametrize(("error", "idle"), [(KernelFault("no"), True), (DeviceLost("gone"), False)])
 def test_a_fault_has_ended_the_work_and_a_lost_device_says_nothing(device, error, idle):
     gate = Gate(1)
-    with Session(device, gate=gate, pad=SessionLayout()) as busy:
+    with Session(device, gate=gate, layout=SessionLayout()) as busy:
         start_and_look_no_more(busy)
         device.failures["ended"] = error
         visitor = Sitter()

@@ -43,9 +43,9 @@ class World:
     def session_pool(self) -> SessionPool:
         return self.shared._resources.session_pool
 
-    def open(self, pad=None, **options):
-        pad = SessionLayout() if pad is None else pad
-        return self.shared.open_session(limits=self.limits, memory_kind="staged", pad=pad, **options)
+    def open(self, layout=None, **options):
+        layout = SessionLayout() if layout is None else layout
+        return self.shared.open_session(limits=self.limits, memory_kind="staged", layout=layout, **options)
 
     def close(self) -> None:
         self.shared.close()
@@ -63,21 +63,21 @@ def world():
 
 def load_native(session, row: int = 0) -> int:
     """Do what compiled code does with an offer."""
-    pad = session.pad
-    assert pad.budget
-    kernel_id = pad.next_kernel
-    pad.kernels[kernel_id % len(pad.kernels)].id = kernel_id
-    pad.kernels[kernel_id % len(pad.kernels)].head = pad.offers[row].head
-    pad.loaded[pad.loads] = row
-    pad.loads += 1
-    pad.loaded_bytes += pad.offers[row].text_bytes
-    pad.next_kernel += 1
-    pad.budget -= 1
+    layout = session.layout
+    assert layout.budget
+    kernel_id = layout.next_kernel
+    layout.kernels[kernel_id % len(layout.kernels)].id = kernel_id
+    layout.kernels[kernel_id % len(layout.kernels)].head = layout.offers[row].head
+    layout.loaded[layout.loads] = row
+    layout.loads += 1
+    layout.loaded_bytes += layout.offers[row].text_bytes
+    layout.next_kernel += 1
+    layout.budget -= 1
     return kernel_id
 
 
 def offered(session) -> list[bytes]:
-    return [ctypes.string_at(row.text, row.text_bytes) for row in session.pad.offers if row.head]
+    return [ctypes.string_at(row.text, row.text_bytes) for row in session.layout.offers if row.head]
 
 
 def fill(world, session, kernel, value=7, offset=0) -> None:
@@ -168,15 +168,22 @@ def test_the_layout_keeps_only_what_the_session_keeps(program):
     session = world.open()
     run(world, session, program)
     assert session.renew()
-    pad = session.pad
-    assert not any(row.id or row.head for row in pad.kernels)
-    assert (pad.loads, pad.loaded_bytes, pad.pending, pad.staged, pad.stage_used, pad.reach_bytes) == (0,) * 6
+    layout = session.layout
+    assert not any(row.id or row.head for row in layout.kernels)
+    assert (
+        layout.loads,
+        layout.loaded_bytes,
+        layout.pending,
+        layout.staged,
+        layout.stage_used,
+        layout.reach_bytes,
+    ) == (0,) * 6
     assert set(offered(session)) <= {FILL, NOTHING}
-    assert pad.budget == (LOAD_ROWS if offered(session) else 0)
-    if pad.stage_at:
-        assert not any(ctypes.string_at(pad.stage_at, pad.stage_bytes))
+    assert layout.budget == (LOAD_ROWS if offered(session) else 0)
+    if layout.stage_at:
+        assert not any(ctypes.string_at(layout.stage_at, layout.stage_bytes))
     session.close()
-    assert bytes(pad.offers) == bytes(ctypes.sizeof(pad.offers))
+    assert bytes(layout.offers) == bytes(ctypes.sizeof(layout.offers))
     world.close()
 
 
@@ -248,10 +255,10 @@ def test_kernels_loaded_by_compiled_code_belong_to_the_guest(world):
 def test_the_budget_is_within_the_limit_of_kernels():
     world = World(SessionLimits(kernels=3))
     session = renewed(world)
-    assert session.pad.budget == 3
+    assert session.layout.budget == 3
     load_native(session)
     session.kernels.load(FILL, "fill", NEVER)
-    assert session.pad.budget == 1
+    assert session.layout.budget == 1
     session.close()
     world.close()
 
@@ -259,7 +266,7 @@ def test_the_budget_is_within_the_limit_of_kernels():
 def test_the_budget_is_within_the_limit_of_text():
     world = World(SessionLimits(total_ptx_bytes=2 * len(FILL) + 1))
     session = renewed(world)
-    assert session.pad.budget == 2
+    assert session.layout.budget == 2
     session.close()
     world.close()
 
@@ -268,7 +275,7 @@ def test_the_budget_is_within_the_limit_of_text():
 def test_a_kernel_with_variables_is_not_offered(world):
     session = renewed(world, [(with_global(64), "nothing")])
     assert offered(session) == []
-    assert session.pad.budget == 0
+    assert session.layout.budget == 0
     session.close()
 
 
@@ -315,7 +322,7 @@ def test_a_full_pool_closes_its_first_session(world):
 
 
 def test_the_device_closes_pooled_sessions_and_those_put_later(world):
-    early, late = renewed(world), world.shared.open_session(memory_kind="pinned", pad=SessionLayout())
+    early, late = renewed(world), world.shared.open_session(memory_kind="pinned", layout=SessionLayout())
     early.park()
     world.shared.close()
     late.park()

@@ -118,10 +118,10 @@ def test_a_session_that_failed_is_refused(world):
 
 
 def test_a_staged_launch_whose_call_has_not_ended_is_refused(fake):
-    with fake.open(pad=True) as session:
-        session.pad.staged = 1
+    with fake.open(layout=True) as session:
+        session.layout.staged = 1
         refused(session, "launch")
-        session.pad.staged = 0
+        session.layout.staged = 0
         assert session.capture(NEVER) == SavedSession(next_numbers=session.capture(NEVER).next_numbers)
 
 
@@ -216,13 +216,13 @@ def test_a_capture_has_nothing_of_a_session_before(world):
 
 
 def test_a_kernel_that_compiled_code_loaded_is_kept_with_its_text(fake):
-    session = fake.open(pad=True)
+    session = fake.open(layout=True)
     session.kernels.load(FILL, "fill", NEVER)
     assert session.renew()
-    pad = session.pad
-    kernel, row = pad.next_kernel, pad.kernels[pad.next_kernel % len(pad.kernels)]
-    row.id, row.head, pad.loaded[0] = kernel, pad.offers[0].head, 0
-    pad.loads, pad.loaded_bytes, pad.next_kernel, pad.budget = 1, len(FILL), kernel + 1, pad.budget - 1
+    layout = session.layout
+    kernel, row = layout.next_kernel, layout.kernels[layout.next_kernel % len(layout.kernels)]
+    row.id, row.head, layout.loaded[0] = kernel, layout.offers[0].head, 0
+    layout.loads, layout.loaded_bytes, layout.next_kernel, layout.budget = 1, len(FILL), kernel + 1, layout.budget - 1
     saved = session.capture(NEVER)
     session.close()
     assert saved.kernels == (SavedKernel(kernel, FILL, "fill"),)

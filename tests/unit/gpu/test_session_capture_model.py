@@ -57,12 +57,12 @@ class Model:
 class CaptureModel(RuleBasedStateMachine):
     """A guest that is saved and restored at any moment, here or on another device, and cannot tell."""
 
-    @initialize(pad=st.booleans())
-    def start(self, pad):
+    @initialize(layout=st.booleans())
+    def start(self, layout):
         self.world = World(devices=2)
-        self.pad = pad
+        self.layout = layout
         self.at = 0
-        self.session = self.world.open(0, pad=pad, limits=LIMITS)
+        self.session = self.world.open(0, layout=layout, limits=LIMITS)
         self.model = Model()
         self.saved = []
         self.allocate(100)
@@ -157,7 +157,7 @@ class CaptureModel(RuleBasedStateMachine):
         arguments = [BufferOffset(handle, 4 * index), *map(word, scalars)]
         if how == "compiled":
             device = self.world.devices[self.at]
-            if not self.pad or not launch_compiled(device, self.session.pad, kernel, handle, 0, scalars):
+            if not self.layout or not launch_compiled(device, self.session.layout, kernel, handle, 0, scalars):
                 return
         elif how == "submit":
             self.session.kernels.submit(kernel, ONE, lambda: arguments, None, NEVER, model.streams[index])
@@ -232,30 +232,30 @@ class CaptureModel(RuleBasedStateMachine):
         self.check(flattened(saved, parent), sparse=False)
 
     @precondition(lambda self: self.saved)
-    @rule(which=few, at=st.integers(0, 1), pad=st.booleans())
-    def restore(self, which, at, pad):
+    @rule(which=few, at=st.integers(0, 1), layout=st.booleans())
+    def restore(self, which, at, layout):
         self.session.close()
         saved, model = self.pick(self.saved, which)
-        self.at, self.pad = at, pad
-        self.session = self.world.open(at, pad=pad, limits=LIMITS)
+        self.at, self.layout = at, layout
+        self.session = self.world.open(at, layout=layout, limits=LIMITS)
         self.session.restore(saved, Deadline.after(60))
         self.model = copy.deepcopy(model)
         assert self.session.streams.numbers == tuple([0][: bool(model.buffers)] + model.streams[1:])
         assert all(self.session.events.reached(event) for event in model.events)
-        if pad:
+        if layout:
             self.check_pad()
 
     def check_pad(self):
         """Compiled code finds every buffer and kernel that has the row to itself, and every stream."""
-        pad = self.session.pad
+        layout = self.session.layout
         for handle, content in self.model.buffers.items():
-            row = pad.buffers[handle % BUFFER_ROWS]
+            row = layout.buffers[handle % BUFFER_ROWS]
             assert (row.handle, row.size_bytes) == (handle, len(content))
         for kernel in self.model.kernels:
-            assert pad.kernels[kernel % len(pad.kernels)].id == kernel
+            assert layout.kernels[kernel % len(layout.kernels)].id == kernel
         for stream in self.model.streams[1:]:
-            assert pad.streams[stream % len(pad.streams)].number == stream
-            assert pad.streams[stream % len(pad.streams)].stream != 0
+            assert layout.streams[stream % len(layout.streams)].number == stream
+            assert layout.streams[stream % len(layout.streams)].stream != 0
 
     def check(self, saved, *, sparse=True):
         model = self.model

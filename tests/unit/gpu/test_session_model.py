@@ -72,15 +72,15 @@ class SessionModel(RuleBasedStateMachine):
     promise, so the model need not say either.
     """
 
-    @initialize(kind=st.sampled_from(["auto", "staged", "pinned"]), pad=st.booleans())
-    def start(self, kind, pad):
+    @initialize(kind=st.sampled_from(["auto", "staged", "pinned"]), layout=st.booleans())
+    def start(self, kind, layout):
         self.pages = mmap.mmap(-1, PAGES * WASM_PAGE_BYTES)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
         self.host = bytearray(len(self.pages))
         self.size = WASM_PAGE_BYTES
         self.begin_world()
         self.session.close()
-        self.open(kind, pad=pad)
+        self.open(kind, layout=layout)
         if self.expect(lambda: self.session.kernels.load(FILL, "fill", NEVER)):
             self.kernels[self.result] = 0
         self.allocate_some(64)
@@ -96,7 +96,7 @@ class SessionModel(RuleBasedStateMachine):
         self.bystander = self.shared.open_session("tenant")
         self.bystander.buffers.allocate(30)
         self.bystander.kernels.load(FILL, "fill", NEVER)
-        self.open("auto", pad=False)
+        self.open("auto", layout=False)
 
     def watch_releases(self):
         """Have what is handed on inside the process checked like what is given back to the device."""
@@ -115,10 +115,10 @@ class SessionModel(RuleBasedStateMachine):
             else:
                 resources.tenancy("tenant").suballocator = Watched(slab, checked)
 
-    def open(self, kind, *, pad):
+    def open(self, kind, *, layout):
         self.kind = kind
-        self.pad = SessionLayout() if pad else None
-        self.session = self.shared.open_session("tenant", LIMITS, memory_kind=kind, pad=self.pad)
+        self.layout = SessionLayout() if layout else None
+        self.session = self.shared.open_session("tenant", LIMITS, memory_kind=kind, layout=self.layout)
         self.over = False
         self.buffers = {}
         self.owner = {}
@@ -360,22 +360,22 @@ class SessionModel(RuleBasedStateMachine):
             if wait and window and self.session.statistics().staged_launches:
                 self.owner.clear()
 
-    @precondition(lambda self: self.pad is not None)
+    @precondition(lambda self: self.layout is not None)
     @rule(value=values)
     def launch_compiled(self, value):
-        """Do what compiled code does: look at the pad, give work to the stream, count."""
-        row = self.pad.streams[0]
-        if not (self.pad.armed and self.pad.placed and row.stream and not row.recording):
+        """Do what compiled code does: look at the layout, give work to the stream, count."""
+        row = self.layout.streams[0]
+        if not (self.layout.armed and self.layout.placed and row.stream and not row.recording):
             return
         handle = self.mine(0)
-        buffer = self.pad.buffers[(handle or 0) % 256]
+        buffer = self.layout.buffers[(handle or 0) % 256]
         if handle is None or buffer.handle != handle or buffer.size_bytes < 4:
             return
         address = buffer.address
         self.device.native.give(row.stream, lambda: self.device.cleared.write(address, word(value)))
         row.pending += 1
-        self.pad.pending += 1
-        self.pad.launched += 1
+        self.layout.pending += 1
+        self.layout.launched += 1
         self.give(0, ("fill", handle, 0, value))
 
     # --------------------------------------------------------------------------------- streams and events
@@ -512,8 +512,8 @@ class SessionModel(RuleBasedStateMachine):
     def end_call(self):
         self.session.leave()
 
-    @rule(kind=st.sampled_from(["auto", "staged", "pinned"]), pad=st.booleans(), calm=st.booleans())
-    def close_and_open_another(self, kind, pad, calm):
+    @rule(kind=st.sampled_from(["auto", "staged", "pinned"]), layout=st.booleans(), calm=st.booleans())
+    def close_and_open_another(self, kind, layout, calm):
         if calm:
             self.device.nth.clear()
         self.session.close()
@@ -530,12 +530,12 @@ class SessionModel(RuleBasedStateMachine):
         assert self.ledger.statistics() == MemoryLedgerStatistics(1, 256)
         assert self.account.statistics().pinned_bytes == 0
         assert not self.device.registered.get(self.address)
-        if self.pad is not None:
-            assert not any(bytes(self.pad.streams) + bytes(self.pad.buffers) + bytes(self.pad.kernels))
+        if self.layout is not None:
+            assert not any(bytes(self.layout.streams) + bytes(self.layout.buffers) + bytes(self.layout.kernels))
         if stats.release_failures:
             self.begin_world()
         else:
-            self.open(kind, pad=pad)
+            self.open(kind, layout=layout)
 
     @invariant()
     def books_agree(self):
@@ -551,7 +551,7 @@ class SessionModel(RuleBasedStateMachine):
         assert books.graphs == len(self.graphs)
         assert books.pinned_bytes == self.device.registered.get(self.address, 0)
         assert books.pinned_bytes == self.account.statistics().pinned_bytes
-        if self.pad is None and not self.session._core.layout.pending:
+        if self.layout is None and not self.session._core.layout.pending:
             assert self.gate.in_use == 0
 
     def teardown(self):
@@ -585,8 +585,8 @@ TestSessionModel.settings = settings(max_examples=200, stateful_step_count=50, d
 def test_a_slot_that_cannot_be_had_in_time_does_not_end_the_session_that_loads():
     """Found by the model: staging memory is registered while a kernel is loaded, and a load starts no work."""
     model = SessionModel()
-    model.start(kind="auto", pad=False)
-    model.close_and_open_another(calm=False, kind="auto", pad=True)
+    model.start(kind="auto", layout=False)
+    model.close_and_open_another(calm=False, kind="auto", layout=True)
     model.inject(fatal=InvokeTimeout, method="register", nth=1)
     model.load(size=None)
     assert model.session.failure is None

@@ -54,7 +54,7 @@ def fake():
 @given(sessions())
 def test_a_restored_session_is_captured_the_same(saved):
     world = World()
-    with world.open(pad=True, memory_kind=saved.memory_kind) as session:
+    with world.open(layout=True, memory_kind=saved.memory_kind) as session:
         session.restore(saved, NEVER)
         again = session.capture(NEVER)
         whole = {buffer.handle: contents(buffer) for buffer in saved.buffers}
@@ -70,12 +70,12 @@ def test_a_session_that_served_another_guest_may_be_restored_into(world):
     with world.open() as session:
         handle, kernel = session.buffers.allocate(8), session.kernels.load(FILL, "fill", NEVER)
         saved = session.capture(NEVER)
-    session = world.open(pad=True)
+    session = world.open(layout=True)
     session.kernels.load(FILL, "fill", NEVER)
     assert session.renew()
     session.restore(saved, NEVER)
     fill(session, kernel, handle, 9)
-    assert launch_compiled(world.devices[0], session.pad, kernel, handle, 4, [10])
+    assert launch_compiled(world.devices[0], session.layout, kernel, handle, 4, [10])
     assert read(session, handle, 8) == struct.pack("<II", 9, 10)
     assert session.kernels.load(AFFINE, "affine", NEVER) == kernel + 1
     assert not session.renew()
@@ -89,7 +89,7 @@ def test_a_session_that_served_another_guest_may_be_restored_into(world):
 @settings(max_examples=300)
 def test_invalid_saved_sessions_give_a_typed_error_and_leave_nothing(saved):
     world = World(lambda: FakeDevice(effects=True))
-    with world.open(pad=True, limits=LIMITS) as session:
+    with world.open(layout=True, limits=LIMITS) as session:
         before = session.statistics()
         try:
             session.restore(saved, NEVER)
@@ -209,13 +209,13 @@ def test_a_kernel_that_is_none_is_refused(world):
 
 
 def test_compiled_code_goes_on_giving_ids_where_no_kernel_was_ever_loaded(world):
-    session = world.open(pad=True)
+    session = world.open(layout=True)
     session.kernels.load(FILL, "fill", NEVER)
     assert session.renew()
-    first = session.pad.next_kernel
+    first = session.layout.next_kernel
     session.restore(SavedSession((SavedBuffer(1, 4, ()),), next_numbers=(("handle", 2), ("kernel", 0))), NEVER)
-    assert session.pad.next_kernel == first > 0
-    assert session.pad.budget > 0
+    assert session.layout.next_kernel == first > 0
+    assert session.layout.budget > 0
     session.close()
 
 
@@ -264,13 +264,13 @@ def test_a_device_that_fails_on_the_way_leaves_nothing(method, nth, kind):
     pages = (SavedRun(0, b"a" * PAGE_BYTES), SavedRun(2 * PAGE_BYTES, b"b" * PAGE_BYTES))
     buffers = tuple(SavedBuffer(handle, 4 * PAGE_BYTES, pages) for handle in (1, 2))
     saved = SavedSession(buffers, (SavedKernel(8, FILL, "fill"), SavedKernel(9, AFFINE, "affine")), (1, 2), (1,))
-    with world.open(pad=True) as session:
+    with world.open(layout=True) as session:
         device.fail(method, nth, kind("injected"))
         try:
             session.restore(saved, NEVER)
         except kind:
             assert session.failure is not None or session.statistics().allocations == 0
-            assert session.pad.armed == (session.failure is None)
+            assert session.layout.armed == (session.failure is None)
         else:
             assert session.capture(NEVER).buffers == buffers
         device.nth.clear()

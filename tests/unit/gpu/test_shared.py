@@ -48,8 +48,8 @@ class World:
     def memory(self):
         return Region(self.address, self.size, host=True)
 
-    def open(self, kind="auto", pad=None):
-        return self.shared.open_session("tenant", memory_kind=kind, pad=pad)
+    def open(self, kind="auto", layout=None):
+        return self.shared.open_session("tenant", memory_kind=kind, layout=layout)
 
     def fill(self, session, kernel, offset, value, length=4, **named):
         """Run ``fill`` on a window."""
@@ -163,8 +163,8 @@ def test_pinned_bytes_over_the_tenants_cap_are_refused_and_change_nothing():
 
 @pytest.mark.parametrize("kind", ["managed", "vmm"])
 def test_memory_that_the_device_reaches_anyway_is_neither_registered_nor_charged(world, kind):
-    pad = SessionLayout()
-    with world.open(kind, pad) as session:
+    layout = SessionLayout()
+    with world.open(kind, layout) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)
         fill = session.kernels.load(FILL, "fill", NEVER)
         world.device.effects = False  # no registration says that this memory is real
@@ -175,7 +175,7 @@ def test_memory_that_the_device_reaches_anyway_is_neither_registered_nor_charged
         assert world.device.launched[-1].regions[-1] == world.memory()
         assert "register" not in world.device.calls
         assert session.statistics().pinned_bytes == 0
-        assert (pad.reach_at, pad.reach_bytes, pad.stage_at) == (world.address, SIZE, 0)
+        assert (layout.reach_at, layout.reach_bytes, layout.stage_at) == (world.address, SIZE, 0)
 
 
 def test_without_a_free_slot_memory_is_registered_or_the_launch_refused(world):
@@ -224,43 +224,45 @@ def test_a_large_copy_registers_what_it_can(world):
 
 
 def test_the_layout_shows_what_compiled_code_may_use(world):
-    pad = SessionLayout()
-    with world.open(pad=pad) as session:
-        assert (pad.armed, pad.driver != 0, pad.placed, pad.pending) == (1, True, 0, 0)
+    layout = SessionLayout()
+    with world.open(layout=layout) as session:
+        assert (layout.armed, layout.driver != 0, layout.placed, layout.pending) == (1, True, 0, 0)
         session.enter(Deadline(12345))
-        assert pad.deadline_ns == 12345
+        assert layout.deadline_ns == 12345
         kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
-        row = pad.kernels[kernel % 64]
+        row = layout.kernels[kernel % 64]
         assert row.id == kernel
         assert KernelHead.from_address(row.head).param_count == 2
-        buffer = pad.buffers[handle]
+        buffer = layout.buffers[handle]
         assert (buffer.handle, buffer.size_bytes) == (handle, 64)
         world.fill(session, kernel, 0, 9)
-        assert (pad.stage_at % 4096, pad.stage_bytes) == (0, STAGE_SLOT_BYTES)
-        assert pad.stage_left == PIN_PRICE_BYTES + world.size // 2 - 4
-        assert (pad.reach_at, pad.reach_bytes) == (0, 0)
-        assert (pad.placed, pad.pending) == (1, 0)
+        assert (layout.stage_at % 4096, layout.stage_bytes) == (0, STAGE_SLOT_BYTES)
+        assert layout.stage_left == PIN_PRICE_BYTES + world.size // 2 - 4
+        assert (layout.reach_at, layout.reach_bytes) == (0, 0)
+        assert (layout.placed, layout.pending) == (1, 0)
         world.fill(session, kernel, 0, 9, stream=0)
-        assert (pad.reach_at, pad.reach_bytes, pad.stage_left) == (world.address, world.size, 0)
-        own = pad.streams[0]
-        assert (own.number, own.pending, own.recording, pad.pending) == (0, 1, 0, 1)
+        assert (layout.reach_at, layout.reach_bytes, layout.stage_left) == (world.address, world.size, 0)
+        own = layout.streams[0]
+        assert (own.number, own.pending, own.recording, layout.pending) == (0, 1, 0, 1)
         stream = session.streams.open()
-        assert pad.streams[stream].number == stream
+        assert layout.streams[stream].number == stream
         confined = {each.number: each.confined for each in world.device.streams}
         assert world.memory() in confined[own.stream]
-        assert confined[own.stream] == confined[pad.streams[stream].stream]
+        assert confined[own.stream] == confined[layout.streams[stream].stream]
         session.kernels.unload(kernel, NEVER)
         session.buffers.free(handle, NEVER)
         session.streams.close(stream, NEVER)
-        assert row.id == row.head == buffer.handle == pad.streams[stream].stream == 0
+        assert row.id == row.head == buffer.handle == layout.streams[stream].stream == 0
         session.enter(NEVER)
-        assert pad.deadline_ns == NO_DEADLINE_NS
-    assert bytes(pad.streams) == bytes(ctypes.sizeof(pad.streams))
-    assert pad.armed == pad.driver == pad.placed == pad.reach_at == pad.stage_at == pad.stage_left == 0
+        assert layout.deadline_ns == NO_DEADLINE_NS
+    assert bytes(layout.streams) == bytes(ctypes.sizeof(layout.streams))
+    assert (
+        layout.armed == layout.driver == layout.placed == layout.reach_at == layout.stage_at == layout.stage_left == 0
+    )
 
 
 def test_the_deadline_of_a_call_reaches_the_device(world):
-    with world.open(pad=SessionLayout()) as session:
+    with world.open(layout=SessionLayout()) as session:
         session.kernels.load(FILL, "fill", NEVER)
         session.buffers.allocate(4)
         session.enter(Deadline(99))
@@ -272,61 +274,61 @@ def test_the_deadline_of_a_call_reaches_the_device(world):
     "error", [KernelFault("thread 1"), InvokeTimeout("late"), DeviceLost("gone"), ValueError("bug")]
 )
 def test_a_failure_disarms_the_layout(world, error):
-    pad = SessionLayout()
-    session = world.open(pad=pad)
+    layout = SessionLayout()
+    session = world.open(layout=layout)
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     world.device.failures["synchronize"] = error
     with pytest.raises(type(error)):
         session.streams.synchronize(NEVER)
-    assert pad.armed == 0
+    assert layout.armed == 0
     session.enter(NEVER)
     session.leave()
     session.close()
 
 
-def compiled_work(world, pad, run=lambda: None, number=0):
+def compiled_work(world, layout, run=lambda: None, number=0):
     """Do what compiled code does with a launch."""
-    row = pad.streams[number]
+    row = layout.streams[number]
     world.device.native.give(row.stream, run)
     row.pending += 1
-    pad.pending += 1
-    pad.launched += 1
+    layout.pending += 1
+    layout.launched += 1
 
 
 @pytest.mark.rule("3-buffer")
 def test_work_of_compiled_code_is_waited_for_and_counted(world):
-    pad = SessionLayout()
-    with world.open(pad=pad) as session:
+    layout = SessionLayout()
+    with world.open(layout=layout) as session:
         kernel, handle = session.kernels.load(FILL, "fill", NEVER), session.buffers.allocate(64)
         fill_buffer(session, kernel, handle, 1)
-        compiled_work(world, pad)
+        compiled_work(world, layout)
         assert world.device.busy
         assert not session.streams.ended(0)
         session.buffers.free(handle, NEVER)
         assert not world.device.busy
-        assert (pad.pending, pad.streams[0].pending) == (0, 0)
+        assert (layout.pending, layout.streams[0].pending) == (0, 0)
         assert session.statistics().kernels_launched == 2
         assert "started" in world.device.calls, "the device is told of work that it was not given by Python"
-        compiled_work(world, pad)
+        compiled_work(world, layout)
     assert not world.device.busy
     assert session.statistics().kernels_launched == 3
-    with world.open(pad=pad) as session:
+    with world.open(layout=layout) as session:
         assert session.statistics().kernels_launched == 0, "counters only grow; sessions begin anew"
 
 
 @pytest.mark.rule("4-staging")
 def test_a_staged_launch_of_compiled_code_is_finished(world):
-    pad = SessionLayout()
-    with world.open(pad=pad) as session:
+    layout = SessionLayout()
+    with world.open(layout=layout) as session:
         kernel = session.kernels.load(FILL, "fill", NEVER)
         world.fill(session, kernel, 0, 1)
-        slot = pad.stage_at
-        pad.windows[0].offset, pad.windows[0].length_bytes, pad.windows[0].place = 40, 4, 296
-        pad.staged, pad.stage_used = 1, 300
-        compiled_work(world, pad, lambda: ctypes.memmove(slot + 296, b"\7\0\0\0", 4))
+        slot = layout.stage_at
+        layout.windows[0].offset, layout.windows[0].length_bytes, layout.windows[0].place = 40, 4, 296
+        layout.staged, layout.stage_used = 1, 300
+        compiled_work(world, layout, lambda: ctypes.memmove(slot + 296, b"\7\0\0\0", 4))
         session.kernels.finish_staged(world.memory(), NEVER)
-        assert (world.at(40), pad.staged, pad.pending) == (7, 0, 0)
-        pad.windows[0].offset, pad.staged = world.size - 3, 1
+        assert (world.at(40), layout.staged, layout.pending) == (7, 0, 0)
+        layout.windows[0].offset, layout.staged = world.size - 3, 1
         with pytest.raises(LaunchRefused):
             session.kernels.finish_staged(world.memory(), NEVER)
         assert session.failure is None
@@ -336,14 +338,14 @@ def test_a_staged_launch_of_compiled_code_is_finished(world):
 
 
 def test_an_abandoned_layout_serves_another_session(world):
-    pad, device, gate = SessionLayout(), FakeDevice(), Gate(1)
+    layout, device, gate = SessionLayout(), FakeDevice(), Gate(1)
     lost = SharedDevice(device, Accounts(MemoryLedger()), gate)
-    session = lost.open_session(pad=pad)
+    session = lost.open_session(layout=layout)
     session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
     device.failures["synchronize"] = InvokeTimeout("never ends")
     session.close()
     assert session.statistics().abandoned
-    with world.open(pad=pad) as other:
+    with world.open(layout=layout) as other:
         world.fill(other, other.kernels.load(FILL, "fill", NEVER), 0, 3)
         assert world.at(0) == 3
     with lost.open_session() as late:
@@ -360,7 +362,7 @@ def test_an_abandoned_layout_serves_another_session(world):
 def test_a_permit_is_kept_between_launches_and_taken_back_when_needed():
     world = World(Gate(1))
     one_pad, two_pad = SessionLayout(), SessionLayout()
-    with world.open(pad=one_pad) as one, world.open(pad=two_pad) as two:
+    with world.open(layout=one_pad) as one, world.open(layout=two_pad) as two:
         kernels = [session.kernels.load(NOTHING, "nothing", NEVER) for session in (one, two)]
         one.kernels.launch(kernels[0], ONE, tuple, None, NEVER)
         assert (one_pad.placed, world.gate.in_use) == (1, 1)
@@ -379,10 +381,10 @@ def test_a_permit_is_kept_between_launches_and_taken_back_when_needed():
 
 def test_an_idle_permit_of_compiled_code_goes_to_a_waiting_session():
     world = World(Gate(1))
-    pad = SessionLayout()
-    with world.open(pad=pad) as one, world.open() as two:
+    layout = SessionLayout()
+    with world.open(layout=layout) as one, world.open() as two:
         one.kernels.launch(one.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
-        compiled_work(world, pad)
+        compiled_work(world, layout)
         done = threading.Event()
         kernel = two.kernels.load(NOTHING, "nothing", NEVER)
 
@@ -394,14 +396,14 @@ def test_an_idle_permit_of_compiled_code_goes_to_a_waiting_session():
         waiter.start()
         assert not done.wait(0.02)
         world.device.finish()
-        pad.pending = pad.streams[0].pending = 0  # as compiled code does once it has seen the end
+        layout.pending = layout.streams[0].pending = 0  # as compiled code does once it has seen the end
         assert done.wait(10)
         waiter.join()
-        assert pad.placed == 0
+        assert layout.placed == 0
 
 
 def test_work_that_outlives_a_call_keeps_its_permit(world):
-    with world.open(pad=SessionLayout()) as session:
+    with world.open(layout=SessionLayout()) as session:
         session.kernels.submit(session.kernels.load(NOTHING, "nothing", NEVER), ONE, tuple, None, NEVER)
         session.leave()
         assert world.gate.in_use == 1

@@ -101,15 +101,15 @@ def test_numbers_start_at_1_and_are_never_used_twice(session):
 
 
 def test_the_rows_of_open_streams_never_meet(session):
-    pad = SessionLayout()
-    with Session(FakeDevice(), ledger=MemoryLedger(), gate=Gate(1), pad=pad) as other:
+    layout = SessionLayout()
+    with Session(FakeDevice(), ledger=MemoryLedger(), gate=Gate(1), layout=layout) as other:
         kept = other.streams.open()
         for _ in range(100):
             other.streams.close(other.streams.open(), NEVER)
         number = other.streams.open()
         assert number > 100
-        assert pad.streams[number % 32].number == number
-        assert pad.streams[kept].number == kept
+        assert layout.streams[number % 32].number == number
+        assert layout.streams[kept].number == kept
 
 
 @pytest.mark.parametrize("number", ABSENT)
@@ -367,18 +367,18 @@ def test_while_a_stream_records_everything_else_is_refused(session, device, kern
 
 
 def test_compiled_code_gives_nothing_to_a_session_that_records(device):
-    pad = SessionLayout()
-    with Session(device, ledger=MemoryLedger(), pad=pad) as session:
+    layout = SessionLayout()
+    with Session(device, ledger=MemoryLedger(), layout=layout) as session:
         stream = session.streams.open()
         session.buffers.allocate(4)
         graph = record(session, stream)
-        assert pad.graphs[graph].handle == graph
+        assert layout.graphs[graph].handle == graph
         session.graphs.begin(stream)
-        assert [row.recording for row in pad.streams if row.stream] == [1, 1]
-        assert pad.graphs[graph].handle == 0
+        assert [row.recording for row in layout.streams if row.stream] == [1, 1]
+        assert layout.graphs[graph].handle == 0
         session.graphs.end(stream)
-        assert not any(row.recording for row in pad.streams)
-        assert (pad.graphs[graph].handle, pad.graphs[graph + 1].launches) == (graph, 0)
+        assert not any(row.recording for row in layout.streams)
+        assert (layout.graphs[graph].handle, layout.graphs[graph + 1].launches) == (graph, 0)
 
 
 @pytest.mark.rule("5-recorded")
@@ -421,10 +421,10 @@ def test_the_numbers_are_the_abis():
     assert (limits.streams, limits.events, limits.graphs, limits.graph_launches) == (16, 256, 32, 4096)
 
 
-@pytest.mark.parametrize("pad", [None, SessionLayout()])
+@pytest.mark.parametrize("layout", [None, SessionLayout()])
 @pytest.mark.rule("5-recorded")
-def test_a_graph_is_dead_once_what_it_uses_has_gone(device, pad):
-    with Session(device, ledger=MemoryLedger(), pad=pad) as session:
+def test_a_graph_is_dead_once_what_it_uses_has_gone(device, layout):
+    with Session(device, ledger=MemoryLedger(), layout=layout) as session:
         kernel, other = session.kernels.load(FILL, "fill", NEVER), session.kernels.load(FILL, "fill", NEVER)
         buffers = [session.buffers.allocate(4) for _ in range(3)]
         graphs = [record(session, 0, lambda each=each: fill(session, kernel, each, 1)) for each in buffers]
@@ -434,10 +434,10 @@ def test_a_graph_is_dead_once_what_it_uses_has_gone(device, pad):
         for dead in (graphs[0], graphs[3]):
             with pytest.raises(InvalidHandle):
                 session.graphs.replay(dead, MEMORY, NEVER)
-            assert pad is None or pad.graphs[dead].handle == 0
+            assert layout is None or layout.graphs[dead].handle == 0
         for live in graphs[1:3]:
             session.graphs.replay(live, MEMORY, NEVER)
-            assert pad is None or pad.graphs[live].handle == live
+            assert layout is None or layout.graphs[live].handle == live
         session.graphs.close(graphs[0], NEVER)
         with pytest.raises(InvalidHandle):
             session.graphs.close(graphs[0], NEVER)

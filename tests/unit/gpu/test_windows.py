@@ -26,7 +26,7 @@ MOST = 16 * WASM_PAGE_BYTES
 class World:
     """A guest's memory, and a session that has a kernel."""
 
-    def __init__(self, pinned_bytes=MOST, pad=None, kind="auto"):
+    def __init__(self, pinned_bytes=MOST, layout=None, kind="auto"):
         self.device = FakeDevice(effects=True)
         self.accounts = Accounts(MemoryLedger())
         self.accounts.register("tenant", 1 << 20, pinned_bytes)
@@ -34,7 +34,7 @@ class World:
         self.pages = mmap.mmap(-1, MOST)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
         self.size = MOST // 2
-        self.session = self.shared.open_session("tenant", memory_kind=kind, pad=pad)
+        self.session = self.shared.open_session("tenant", memory_kind=kind, layout=layout)
         self.kernel = self.session.kernels.load(FILL, "fill", NEVER)
 
     def launch(self, *arguments):
@@ -95,17 +95,17 @@ def test_memory_is_registered_when_the_rent_would_pass_the_price(pages, program)
 
 
 def test_the_next_guest_of_a_session_has_paid_nothing():
-    pad = SessionLayout()
-    with World(pad=pad) as world:
-        assert pad.stage_left == PIN_PRICE_BYTES
+    layout = SessionLayout()
+    with World(layout=layout) as world:
+        assert layout.stage_left == PIN_PRICE_BYTES
         for _ in range(2):
             assert world.pay(world.size // 2 + PIN_PRICE_BYTES) == 0
-            assert pad.stage_left == 0
+            assert layout.stage_left == 0
             assert world.session.renew()
-            assert pad.stage_left == PIN_PRICE_BYTES
-            pad.stage_left, pad.stage_used = 100, 7  # as compiled code leaves it, of which no Python hears
+            assert layout.stage_left == PIN_PRICE_BYTES
+            layout.stage_left, layout.stage_used = 100, 7  # as compiled code leaves it, of which no Python hears
             assert world.session.renew()
-            assert (pad.stage_left, pad.stage_used) == (PIN_PRICE_BYTES, 0)
+            assert (layout.stage_left, layout.stage_used) == (PIN_PRICE_BYTES, 0)
             world.kernel = world.session.kernels.load(FILL, "fill", NEVER)
 
 

@@ -199,7 +199,7 @@ def test_a_deadline_ends_a_guest_that_spins(reactor, job):
     assert isinstance(outcome(one), InvokeTimeout)
 
 
-@pytest.mark.rule("3-pad")
+@pytest.mark.rule("3-layout")
 def test_a_deadline_ends_a_guest_that_waits_and_its_layout_outlives_it_until_notified(reactor, job, stream):
     one = job(ECHO, "go", 1, deadline=Deadline.after(0.05))
     spawn(reactor, one)

@@ -136,10 +136,10 @@ def test_each_guest_may_stage_as_much_as_the_first(function):
     assert function.invoke("fill", **options).values == (42,)
     (pooled,) = idle(function)
     for _ in range(3):
-        assert pooled.session.pad.stage_left == PIN_PRICE_BYTES
+        assert pooled.session.layout.stage_left == PIN_PRICE_BYTES
         assert function.invoke("fill", **options).gpu.pinned_bytes == 0
         assert not pooled.session._core.used
-    pooled.session.pad.stage_left = 0
+    pooled.session.layout.stage_left = 0
     assert function.invoke("fill", **options).gpu.pinned_bytes == 0, "Python counts the memory's own size"
     assert function.invoke("fill", **options).gpu.staged_launches == 0, "and compiled code goes on with the next guest"
 

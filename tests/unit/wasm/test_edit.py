@@ -202,7 +202,7 @@ def test_a_free_prefix_is_found_in_linear_time():
     assert found == {"p.100000."}
 
 
-def test_a_drop_with_padded_numbers_is_marked():
+def test_a_drop_with_layoutded_numbers_is_marked():
     module = decode(to_wasm('(module (global (mut i32) i32.const 0) (func) (data "x"))'))
     padded = CodeEntry(b"\x00\xfc\x89\x80\x80\x80\x00\x80\x80\x80\x80\x00\x0b")
     module = Module(

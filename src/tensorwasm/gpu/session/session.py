@@ -83,8 +83,8 @@ class Session:
         memory_kind: of the guest's memory. ``staged``: windows of launches that wait are copied through a slot.
             ``pinned``: they are reached in place, registered when first needed. ``auto``: staged until that has cost as
             much as registering (`tensorwasm.gpu.windows`). ``managed``, ``vmm``: reached in place from the start.
-        pad: the layout that is shared with compiled code, kept up to date from now until `close`, and left empty. None
-            if no compiled code serves the guest.
+        layout: memory that is shared with compiled code, kept up to date from now until `close`, and left empty; None
+            without compiled code.
 
     Attributes:
         place: the permit at the gate, for guests that wait for it without a thread.
@@ -103,20 +103,20 @@ class Session:
         resources: DeviceResources | None = None,
         tenant: str = DEFAULT_TENANT,
         memory_kind: MemoryKind = "pinned",
-        pad: SessionLayout | None = None,
+        layout: SessionLayout | None = None,
     ) -> None:
         self._own_resources: DeviceResources | None = None
         if resources is None:
             self._own_resources = resources = DeviceResources(device, Accounts(ledger), gate)
-        self._core = core = SessionCore(resources, tenant, limits or _LIMITS, architecture, memory_kind, pad)
+        self._core = core = SessionCore(resources, tenant, limits or _LIMITS, architecture, memory_kind, layout)
         self.share = core.share
         self.graphs = SessionGraphs(core)
         self.buffers = SessionBuffers(core)
         self.kernels = SessionKernels(core)
         self.streams = SessionStreams(core)
         self.events = SessionEvents(core)
-        self.place = core.work.permit
-        self.pad = pad
+        self.permit = core.work.permit
+        self.layout = layout
         self.abandoned = False
         self._native = 0, 0, 0
         self._release_failures = 0

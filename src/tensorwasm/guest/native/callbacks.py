@@ -104,7 +104,7 @@ def on_epoch(context: int, call: int, delta: int, kind: int) -> int:
     """
     interpreter = load_u64(call + CALL.interpreter)
     held = call_i32(load_u64(interpreter + INTERPRETER.ensure), ())
-    session, function = load_u64(call + CALL.pad), load_u64(call + CALL.on_epoch_object)
+    session, function = load_u64(call + CALL.layout), load_u64(call + CALL.on_epoch_object)
     returned, error = call_python(interpreter, function, context, session, delta, kind)
     if not returned:
         error = call_u64(load_u64(interpreter + INTERPRETER.error_new), (load_u64(interpreter + INTERPRETER.text),))

@@ -207,7 +207,7 @@ def clean(call: int, session: int) -> None:
 @compiled
 def run_bound(call: int) -> int:
     """Run a call with the device's context current. Return how far that got."""
-    session = load_u64(call + CALL.pad)
+    session = load_u64(call + CALL.layout)
     bound = bind(session)
     if bound == REFUSED:
         return STATUS.UNBOUND
@@ -274,7 +274,7 @@ def make_and_start(call: int, session: int) -> int:
 
 def run_oneshot_fiber(call: int) -> int:
     """Start a `CallDescriptor` on a fiber; return a `CallStatus`. For sandboxes without a device."""
-    session = load_u64(call + CALL.pad)
+    session = load_u64(call + CALL.layout)
     status = make_and_start(call, session)
     if status == STATUS.DONE:
         clean(call, session)

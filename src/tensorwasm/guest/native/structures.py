@@ -174,7 +174,7 @@ class CallDescriptor(ctypes.Structure):
     """One one-shot call. Compiled code writes the fields from ``thread`` on.
 
     Attributes:
-        calls: address of the `WasmtimeFunctions`; ``pad`` and ``interpreter`` are those of a `SessionLayout` and an
+        calls: address of the `WasmtimeFunctions`; ``layout`` and ``interpreter`` are those of a `SessionLayout` and an
             `Interpreter`.
         on_epoch, on_epoch_object: the epoch callback, and the Python function that it calls.
         initialiser: name of a function to call before ``export``, 0 without; not on a fiber.
@@ -189,7 +189,7 @@ class CallDescriptor(ctypes.Structure):
 
     _fields_ = (
         *_words("""
-            calls engine pad on_epoch on_epoch_object interpreter memory_bytes table_elements tables prepared
+            calls engine layout on_epoch on_epoch_object interpreter memory_bytes table_elements tables prepared
             export export_bytes initialiser initialiser_bytes memory memory_name_bytes
             cells cell_count results result_count writes write_count keeps ticks
             thread store context future error trap

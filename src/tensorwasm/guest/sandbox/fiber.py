@@ -203,7 +203,7 @@ class Fiber(SuspendableSandbox):
         services: Mapping[str, object],
         wasi_config: WasiConfig,
         deadline: Deadline,
-        pad: SessionLayout,
+        layout: SessionLayout,
         drain: Callable[[], bool] | None = None,
         supply: Callable[[], AbstractContextManager[object]] = nullcontext,
         furnish: Callable[[GuestState], Callable[[], object]] | None = None,
@@ -229,7 +229,7 @@ class Fiber(SuspendableSandbox):
         self._drain, self._supply, self._furnish = drain, supply, furnish
         self._unfurnish: Callable[[], object] | None = None
         self._quick, self._made, self._future, self._store = is_quick(module), False, 0, 0
-        super().__init__(linked, GuestState(module.engine, services, pad, module.lines), pad.wait)
+        super().__init__(linked, GuestState(module.engine, services, layout, module.lines), layout.wait)
         self._open(limits, wasi_config, deadline)
 
     @property

@@ -65,14 +65,14 @@ class Instance:
         wasi_config: WasiConfig = NO_WASI,
         deadline: Deadline | None = None,
         drain: Callable[[], bool] | None = None,
-        pad: SessionLayout | None = None,
+        layout: SessionLayout | None = None,
         announce: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """Instantiate, running the start function if the module has one. Raises what `call` raises, too.
 
         The start function must have ended by the deadline, and within ``limits.wall_s`` and 30 s. ``drain`` is called
         once, before the sandbox's pages go back to the pool, however it ended; it returns False if a device may still
-        reach them: they are then never used again. The session layout, ``pad``, for compiled host functions is owned
+        reach them: they are then never used again. The session layout for compiled host functions is owned
         from now on and recycled after ``drain``. ``announce`` gets, before the start function runs, a function that
         ends it from any thread. Of the limits, ``stack_bytes`` and ``module_bytes`` concern only the engine.
 
@@ -86,10 +86,10 @@ class Instance:
         self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
         self._trap, self._lock = ctypes.c_size_t(), threading.Lock()
         try:
-            self._admit(services, pad)
+            self._admit(services, layout)
         except BaseException:
-            if pad is not None and (drain is None or drain()):
-                return_layout(pad)
+            if layout is not None and (drain is None or drain()):
+                return_layout(layout)
             raise
         try:
             self._store = open_store(self._state, self.limits)

@@ -245,7 +245,7 @@ def describe_call(
     descriptor = CallDescriptor(
         calls=ctypes.addressof(WASMTIME),
         engine=state.engine.address,
-        pad=state.token,
+        layout=state.token,
         memory_bytes=limits.memory_bytes,
         table_elements=min(limits.table_elements, MAX_TABLE_ELEMENTS),
         tables=MAX_TABLES,
@@ -294,7 +294,7 @@ def _make_executor(descriptor: CallDescriptor, at: int) -> Callable[[int], int]:
     GIL only if its predecessors were short: taking it back beside a busy thread costs a thousand times as much as such
     a guest. If it runs long all the same, other threads get the GIL at every tick.
     """
-    engine, layout, linked, cells = descriptor.engine, descriptor.pad, descriptor.prepared, descriptor.cells
+    engine, layout, linked, cells = descriptor.engine, descriptor.layout, descriptor.prepared, descriptor.cells
     limits = descriptor.memory_bytes, descriptor.table_elements, 1, descriptor.tables, 1
     calls = [(descriptor.export, descriptor.export_bytes, descriptor.cell_count)]
     if descriptor.initialiser:

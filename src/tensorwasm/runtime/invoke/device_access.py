@@ -99,14 +99,14 @@ def huge_pages_preferred(sandbox: MemoryOwner, limits: Limits) -> Iterator[None]
         undo()
 
 
-def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_pad: bool) -> Session:
+def open_session(shared: SharedDevice, tenant: str, memory: MemoryKind, *, with_layout: bool) -> Session:
     """Return a session, with a memory layout for compiled code, which its sandbox returns to the pool."""
-    pad = take_layout() if with_pad else None
+    layout = take_layout() if with_layout else None
     try:
-        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, pad=pad)
+        return shared.open_session(tenant, architecture=settings.current().cuda_arch, memory_kind=memory, layout=layout)
     except BaseException:
-        if pad is not None:
-            return_layout(pad)
+        if layout is not None:
+            return_layout(layout)
         raise
 
 

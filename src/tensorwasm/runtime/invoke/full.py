@@ -78,7 +78,7 @@ def _open_gpu(
     # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
     with (
         shared.device.native.bound() if native else nullcontext(),
-        open_session(shared, call.tenant, memory, with_pad=native) as session,
+        open_session(shared, call.tenant, memory, with_layout=native) as session,
         device_memory(shared, call.tenant, memory, function.host.limits) if memory in DIRECT else nullcontext(),
     ):
         call.services["cuda"] = CudaService(session)
@@ -121,7 +121,7 @@ def _make_fresh(call: Call, prepared: LinkedModule, session: Session | None, ann
         wasi_config=call.config,
         deadline=call.ends,
         drain=None if session is None else partial(end_session, session),
-        pad=None if session is None else session.pad,
+        layout=None if session is None else session.layout,
         announce=announce,
     )
     instance.initialise(call.initialisers, call.ends)
@@ -161,12 +161,12 @@ class FullJob:
 
     def begin(self) -> Fiber:
         """Open what the grants give, and return the sandbox. Raises what comes before a guest runs."""
-        call, pad, limits = self.call, take_layout(), self.call.function.host.limits
+        call, layout, limits = self.call, take_layout(), self.call.function.host.limits
         supply: Callable[[], AbstractContextManager[object]] = nullcontext
         furnish: Callable[[GuestState], Callable[[], object]] | None = None
         try:
             if self.shared is not None:
-                self._open_session(self.shared, pad)
+                self._open_session(self.shared, layout)
                 if call.memory in DIRECT:
                     supply = partial(device_memory, self.shared, call.tenant, call.memory, limits)
                 elif call.memory == "pinned":
@@ -179,7 +179,7 @@ class FullJob:
                 services=call.services,
                 wasi_config=call.config,
                 deadline=call.ends,
-                pad=pad,
+                layout=layout,
                 drain=None if self.session is None else partial(end_session, self.session),
                 supply=supply,
                 furnish=furnish,
@@ -187,7 +187,7 @@ class FullJob:
             )
         except BaseException:
             if self.session is None or end_session(self.session):
-                return_layout(pad)
+                return_layout(layout)
             raise
 
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
@@ -210,12 +210,12 @@ class FullJob:
             outcome = failed
         return outcome or InternalError("an invocation ended without an outcome"), released
 
-    def _open_session(self, shared: SharedDevice, pad: SessionLayout) -> None:
+    def _open_session(self, shared: SharedDevice, layout: SessionLayout) -> None:
         call = self.call
         if self.prepared.compiled:
             self.reactor.hold(shared, shared.device.native.bound)
         self.session = shared.open_session(
-            call.tenant, architecture=settings.current().cuda_arch, memory_kind=call.memory, pad=pad
+            call.tenant, architecture=settings.current().cuda_arch, memory_kind=call.memory, layout=layout
         )
         self.session.share.bound()  # the reactor serves all guests, and must not wait in the driver for one
         call.services["cuda"] = CudaService(self.session)

@@ -171,19 +171,19 @@ class OneShotPlan(_Plan[PooledSandbox]):
         return pooled
 
     def _open(self, shared: SharedDevice | None) -> PooledSandbox:
-        pad = take_layout()
+        layout = take_layout()
         session: Session | None = None
         try:
             if shared is not None:
                 with shared.device.native.bound():
                     session = shared.open_session(
-                        self.tenant, architecture=self.settings.cuda_arch, memory_kind=self.memory, pad=pad
+                        self.tenant, architecture=self.settings.cuda_arch, memory_kind=self.memory, layout=layout
                     )
             sandbox = OneShotSandbox(
                 self.prepared,
                 self.export,
                 self.limits,
-                pad,
+                layout,
                 self.saved_start,
                 brief=self.brief,
                 initialiser=self.initialiser,
@@ -192,7 +192,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         except BaseException:
             if session is not None:
                 session.close()
-            return_layout(pad)
+            return_layout(layout)
             raise
 
     def _put(self, pooled: PooledSandbox) -> None:
@@ -221,11 +221,11 @@ class FiberPlan(_Plan[OneShotFiber]):
         """Return a sandbox, the caller's alone until it is recycled."""
         with suppress(IndexError):
             return self._idle.pop()
-        pad = take_layout()
+        layout = take_layout()
         try:
-            return OneShotFiber(self._prepared, self.export, self.limits, pad)
+            return OneShotFiber(self._prepared, self.export, self.limits, layout)
         except BaseException:
-            return_layout(pad)
+            return_layout(layout)
             raise
 
     def put(self, sandbox: OneShotFiber) -> None:

@@ -283,7 +283,7 @@ class LiveInstance:
         self._origin = Origin(revival.image if revival is not None and mapped else None, plain=not direct)
         supply: AbstractContextManager[None] = nullcontext()
         if self._shared is not None:
-            self._session = open_session(self._shared, self.tenant, memory, with_pad=prepared.needs_layout)
+            self._session = open_session(self._shared, self.tenant, memory, with_layout=prepared.needs_layout)
             self._resources.enter_context(self._session)
             self._services["cuda"] = CudaService(self._session)
             if direct:
@@ -310,7 +310,7 @@ class LiveInstance:
                 ),
                 deadline=ends,
                 drain=partial(end_session, self._session) if self._session is not None else None,
-                pad=self._session.pad if self._session is not None else None,
+                layout=self._session.layout if self._session is not None else None,
             )
 
     def _initialise(self, ends: Deadline) -> None:
@@ -340,7 +340,7 @@ class LiveInstance:
 
     def _bound(self) -> AbstractContextManager[object]:
         """Make the device's context the thread's current one, which compiled host functions use."""
-        if self._shared is None or self._session is None or self._session.pad is None:
+        if self._shared is None or self._session is None or self._session.layout is None:
             return nullcontext()
         return self._shared.device.native.bound()
 

@@ -49,15 +49,15 @@ class Calls:
 
 @dataclass
 class Bench:
-    """A sandbox on one pad."""
+    """A sandbox on one layout."""
 
     instance: Instance
     hand: HandPad
     calls: Calls
 
     @property
-    def pad(self) -> Any:
-        return self.hand.pad
+    def layout(self) -> Any:
+        return self.hand.layout
 
     @property
     def driver(self) -> CallbackDriver:
@@ -78,7 +78,7 @@ class Bench:
         """Let the device reach that much of the memory, all of it by default."""
         memory = self.memory
         size_bytes = memory.size_bytes if size_bytes is None else size_bytes
-        self.pad.reach_at, self.pad.reach_bytes = memory.address, size_bytes
+        self.layout.reach_at, self.layout.reach_bytes = memory.address, size_bytes
         return Region(memory.address, size_bytes, host=True) if size_bytes else None
 
     def call(self, name: str, *args: int) -> int:
@@ -135,11 +135,11 @@ def _make(engine: Engine, entries: dict[str, Entry], pages: int) -> Bench:
         for name, entry in entries.items()
     }
     module = compile_module(engine, bytes(wat2wasm(_wat(pages))), Limits(memory_bytes=1 << 32))
-    pad = take_layout()
+    layout = take_layout()
     prepared = Linker(engine, functions, native=native).prepare(module)
-    instance = Instance(prepared, limits=Limits(memory_bytes=1 << 32), pad=pad)
+    instance = Instance(prepared, limits=Limits(memory_bytes=1 << 32), layout=layout)
     assert instance.memory.size_bytes == pages << 16
-    return Bench(instance, HandPad(pad, CallbackDriver()), calls)
+    return Bench(instance, HandPad(layout, CallbackDriver()), calls)
 
 
 @pytest.fixture

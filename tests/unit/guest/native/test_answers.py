@@ -68,18 +68,18 @@ class Caller:
         self.memory = ctypes.create_string_buffer(1 << 16)
         self.slot = ctypes.create_string_buffer(1)
         self.memory_at, self.memory_bytes = ctypes.addressof(self.memory), len(self.memory)
-        self.pad = SessionLayout()
+        self.layout = SessionLayout()
         self.driver = Watched()
-        self.hand = HandPad(self.pad, self.driver)
+        self.hand = HandPad(self.layout, self.driver)
         self.driver.look = self.look
-        self.pad.scratch = ctypes.addressof(self.scratch)
-        self.pad.memory[0] = 1
-        self.pad.deadline_ns = 1 << 62
+        self.layout.scratch = ctypes.addressof(self.scratch)
+        self.layout.memory[0] = 1
+        self.layout.deadline_ns = 1 << 62
         self._kept = {
             "fallback": _HOST(self._fallback),
             "finish": _HOST(self._finish),
             "caller_context": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(1)),
-            "context_get_data": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(ctypes.addressof(self.pad))),
+            "context_get_data": ctypes.CFUNCTYPE(_u64, _u64)(self._returning(ctypes.addressof(self.layout))),
             "memory_data": ctypes.CFUNCTYPE(_u64, _u64, _u64)(self._memory_data),
             "memory_data_size": ctypes.CFUNCTYPE(_u64, _u64, _u64)(lambda *_: self.memory_bytes),
             "clock_gettime": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, _at)(self._clock),
@@ -102,14 +102,14 @@ class Caller:
         self.seen.append(self.cells[0])
 
     def reach(self) -> None:
-        self.pad.reach_at, self.pad.reach_bytes = self.memory_at, self.memory_bytes
+        self.layout.reach_at, self.layout.reach_bytes = self.memory_at, self.memory_bytes
 
     def put_offer(self) -> None:
         ctypes.memmove(self.memory_at + TEXT_AT, TEXT, len(TEXT))
         ctypes.memmove(self.memory_at + ENTRY_AT, ENTRY, len(ENTRY))
         text, entry = self.memory_at + TEXT_AT, self.memory_at + ENTRY_AT
-        self.pad.offers[0] = OfferRow(text, len(TEXT), entry, len(ENTRY), 0xBEEF)
-        self.pad.next_kernel, self.pad.budget = OFFERED, 1
+        self.layout.offers[0] = OfferRow(text, len(TEXT), entry, len(ENTRY), 0xBEEF)
+        self.layout.next_kernel, self.layout.budget = OFFERED, 1
 
     def _returning(self, value: int) -> Callable[[int], int]:
         def answer(_argument: int) -> int:
@@ -227,8 +227,8 @@ def put_staged_window(caller: Caller, end: int) -> tuple[int, ...]:
     params = put_window(caller, end)
     caller.slot = ctypes.create_string_buffer(1 << 13)
     first = -(-ctypes.addressof(caller.slot) // 256) * 256
-    caller.pad.stage_at, caller.pad.stage_bytes = first + caller.memory_at % 256, 4096
-    caller.pad.reach_at = caller.pad.reach_bytes = 0
+    caller.layout.stage_at, caller.layout.stage_bytes = first + caller.memory_at % 256, 4096
+    caller.layout.reach_at = caller.layout.reach_bytes = 0
     return params
 
 

@@ -31,9 +31,9 @@ LAST = Asked(
 """A launch on the last 4 bytes of 4 GiB."""
 
 
-def buffers_in(pad) -> dict[int, Region]:
+def buffers_in(layout) -> dict[int, Region]:
     """Return the buffers that kept their rows."""
-    kept = {row.handle: Region(row.address, row.size_bytes, host=False) for row in pad.buffers if row.handle}
+    kept = {row.handle: Region(row.address, row.size_bytes, host=False) for row in layout.buffers if row.handle}
     assert len(kept) < len(gen.BUFFERS)
     return kept
 
@@ -77,15 +77,15 @@ def test_a_launch_is_what_python_would_make_of_it_or_left_to_python(make_bench, 
     if asked.args_at + len(asked.argv) <= memory.size_bytes:
         bench.instance.memory.write(asked.args_at, asked.argv)
     stream = OWN_STREAM if own else 0x34
-    expected = judge(asked, signature, native, INFO, memory, reach, buffers_in(bench.pad), stream)
+    expected = judge(asked, signature, native, INFO, memory, reach, buffers_in(bench.layout), stream)
 
     answer = ask(bench, asked, stream=None if own else 34)
 
     assert bench.driver.calls == ([expected] if expected else [])
     assert bench.went_native() == (expected is not None)
     assert (answer == 0) == (expected is not None)
-    assert bench.pad.launched == len(bench.driver.calls)
-    assert bench.pad.pending == (1 if expected and not own else 0)
+    assert bench.layout.launched == len(bench.driver.calls)
+    assert bench.layout.pending == (1 if expected and not own else 0)
     if not expected:
         (seen,) = bench.calls.fallbacks
         assert seen[1] == KERNEL  # the cell where a failure was preset
@@ -110,7 +110,7 @@ def test_a_launch_reaches_the_driver_without_python(bench):
     assert ask(bench, asked) == 0
     assert bench.driver.calls == [started(bench, asked)]
     assert bench.went_native()
-    assert (bench.pad.launched, bench.pad.pending, bench.pad.streams[0].pending) == (1, 0, 0)
+    assert (bench.layout.launched, bench.layout.pending, bench.layout.streams[0].pending) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("kernel", [0, -1, KERNEL + 64, KERNEL - 64, 1 << 62, -(1 << 63)])
@@ -126,14 +126,14 @@ def test_a_stream_that_is_not_there_is_left_to_python_to_refuse(bench, stream):
 
 
 UNREADY = {
-    "not armed": lambda bench: setattr(bench.pad, "armed", 0),
-    "armed in a way of the future": lambda bench: setattr(bench.pad, "armed", 2),
-    "without a place": lambda bench: setattr(bench.pad, "placed", 0),
-    "without a driver": lambda bench: setattr(bench.pad, "driver", 0),
+    "not armed": lambda bench: setattr(bench.layout, "armed", 0),
+    "armed in a way of the future": lambda bench: setattr(bench.layout, "armed", 2),
+    "without a place": lambda bench: setattr(bench.layout, "placed", 0),
+    "without a driver": lambda bench: setattr(bench.layout, "driver", 0),
     "another context": lambda bench: setattr(bench.driver, "context", 1),
     "no context": lambda bench: bench.driver.results.update(context_current=201),
-    "recording": lambda bench: setattr(bench.pad.streams[0], "recording", 1),
-    "no stream": lambda bench: setattr(bench.pad.streams[0], "stream", 0),
+    "recording": lambda bench: setattr(bench.layout.streams[0], "recording", 1),
+    "no stream": lambda bench: setattr(bench.layout.streams[0], "stream", 0),
 }
 
 
@@ -148,10 +148,10 @@ def test_a_session_that_is_not_ready_is_left_to_python(bench, unready):
 
 def test_an_unknown_memory_is_left_to_python(bench):
     asked = put_simple(bench)
-    kept = list(bench.pad.memory)
-    bench.pad.memory[:] = [0, 0, 0]
+    kept = list(bench.layout.memory)
+    bench.layout.memory[:] = [0, 0, 0]
     assert ask(bench, asked) == -99
-    bench.pad.memory[:] = kept
+    bench.layout.memory[:] = kept
     assert ask(bench, asked) == 0
 
 
@@ -169,7 +169,7 @@ def test_python_retries_a_launch_that_the_driver_refuses(bench):
     bench.driver.results["launch_kernel"] = 701
     assert ask(bench, asked) == -99
     assert len(bench.driver.calls) == 1
-    assert (bench.pad.launched, bench.pad.pending, bench.pad.staged) == (0, 0, 0)
+    assert (bench.layout.launched, bench.layout.pending, bench.layout.staged) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("result", [1, 700, 719, -1])
@@ -179,14 +179,14 @@ def test_a_wait_that_fails_is_left_to_python_to_explain_and_is_not_launched_agai
     assert ask(bench, asked) == -98
     assert bench.calls.fallbacks == []
     assert len(bench.driver.calls) == 1
-    assert (bench.pad.pending, bench.pad.streams[0].pending) == (1, 1)
+    assert (bench.layout.pending, bench.layout.streams[0].pending) == (1, 1)
 
 
 def test_a_wait_that_takes_long_is_left_to_python(bench):
     asked = put_simple(bench)
     bench.driver.results["stream_query"] = NOT_READY
     assert ask(bench, asked) == -98
-    assert (bench.calls.fallbacks, bench.calls.finished, bench.pad.pending) == ([], 1, 1)
+    assert (bench.calls.fallbacks, bench.calls.finished, bench.layout.pending) == ([], 1, 1)
 
 
 def test_a_wait_that_is_short_is_not_left_to_python(bench):
@@ -201,7 +201,7 @@ def test_work_of_other_streams_stays_pending(bench):
     asked = put_simple(bench)
     bench.hand.put_stream(5, 0x55, pending=3)
     assert ask(bench, asked) == 0
-    assert (bench.pad.pending, bench.pad.streams[5].pending) == (3, 3)
+    assert (bench.layout.pending, bench.layout.streams[5].pending) == (3, 3)
 
 
 def test_a_kernel_without_parameters_takes_no_records(bench):
@@ -233,8 +233,8 @@ def test_a_graph_is_replayed_without_python(bench):
     bench.hand.put_stream(1, 0x11)
     assert bench.call("wasi_cuda_graph_launch", 3, 1) == 0
     assert bench.driver.calls == [("graph", 0x6A, 0x11)]
-    pad = bench.pad
-    assert (pad.launched, pad.replayed, pad.pending, pad.streams[1].pending) == (100, 1, 1, 1)
+    layout = bench.layout
+    assert (layout.launched, layout.replayed, layout.pending, layout.streams[1].pending) == (100, 1, 1, 1)
 
 
 @pytest.mark.parametrize(("graph", "stream"), [(0, 1), (4, 1), (35, 1), (-1, 1), (3, 2), (3, 33), (3, -1), (3, 7)])
@@ -259,7 +259,7 @@ def test_a_replay_that_the_driver_refuses_is_left_to_python(bench):
     bench.hand.put_graph(3, 0x6A, 100)
     bench.driver.results["graph_launch"] = 1
     assert bench.call("wasi_cuda_graph_launch", 3, 0) == -99
-    assert (bench.pad.launched, bench.pad.replayed, bench.pad.pending) == (0, 0, 0)
+    assert (bench.layout.launched, bench.layout.replayed, bench.layout.pending) == (0, 0, 0)
 
 
 def test_a_buffer_is_judged_by_its_own_row(bench):
@@ -277,12 +277,12 @@ def test_launches_without_room_are_left_to_python(bench):
     bench.hand.put_stream(34, 0x34)
     bench.hand.put_graph(3, 0x6A, 2, steps=5)
     asked = put_simple(bench)
-    bench.pad.most_pending = 7
+    bench.layout.most_pending = 7
     assert ask(bench, asked, stream=34) == 0
     assert bench.call("wasi_cuda_graph_launch", 3, 34) == 0
-    assert bench.pad.pending == bench.pad.streams[2].pending == 6
+    assert bench.layout.pending == bench.layout.streams[2].pending == 6
     assert bench.call("wasi_cuda_graph_launch", 3, 34) == -99
     assert ask(bench, asked, stream=34) == 0
     assert ask(bench, asked, stream=34) == -99
     assert ask(bench, asked) == -99
-    assert (bench.pad.pending, len(bench.driver.calls)) == (7, 3)
+    assert (bench.layout.pending, len(bench.driver.calls)) == (7, 3)

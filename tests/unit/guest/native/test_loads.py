@@ -21,15 +21,15 @@ class Offered:
 
     def __init__(self, bench, offers=((TEXT, ENTRY),)) -> None:
         self.kept = []
-        pad = bench.pad
-        ctypes.memset(ctypes.addressof(pad.offers), 0, ctypes.sizeof(pad.offers))
-        pad.loads = pad.loaded_bytes = 0
-        pad.next_kernel, pad.budget = FIRST, LOAD_ROWS
+        layout = bench.layout
+        ctypes.memset(ctypes.addressof(layout.offers), 0, ctypes.sizeof(layout.offers))
+        layout.loads = layout.loaded_bytes = 0
+        layout.next_kernel, layout.budget = FIRST, LOAD_ROWS
         for row, (text, entry) in enumerate(offers):
             kept = [ctypes.create_string_buffer(each, len(each) or 1) for each in (text, entry)]
             self.kept.append(kept)
             at = [ctypes.addressof(each) for each in kept]
-            pad.offers[row] = OfferRow(at[0], len(text), at[1], len(entry), HEAD + row)
+            layout.offers[row] = OfferRow(at[0], len(text), at[1], len(entry), HEAD + row)
 
 
 def ask(bench, text=TEXT, entry=ENTRY, text_at=TEXT_AT, entry_at=ENTRY_AT):
@@ -39,8 +39,8 @@ def ask(bench, text=TEXT, entry=ENTRY, text_at=TEXT_AT, entry_at=ENTRY_AT):
 
 
 def books(bench):
-    pad = bench.pad
-    return pad.next_kernel, pad.budget, pad.loads, pad.loaded_bytes
+    layout = bench.layout
+    return layout.next_kernel, layout.budget, layout.loads, layout.loaded_bytes
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def bench(make_bench):
 def test_the_same_text_is_the_kernel_that_is_offered(bench):
     assert ask(bench) == FIRST
     assert bench.went_native()
-    row = bench.pad.kernels[FIRST % KERNEL_ROWS]
+    row = bench.layout.kernels[FIRST % KERNEL_ROWS]
     assert (row.id, row.head) == (FIRST, HEAD)
     assert books(bench) == (FIRST + 1, LOAD_ROWS - 1, 1, len(TEXT))
 
 
 def test_each_load_has_an_id_of_its_own_until_the_budget_is_spent(bench):
     bench.offered = Offered(bench, [(b"x", b"e"), (TEXT, ENTRY)])
-    bench.pad.budget = 3
+    bench.layout.budget = 3
     assert [ask(bench) for _ in range(3)] == [FIRST, FIRST + 1, FIRST + 2]
-    assert list(bench.pad.loaded[:3]) == [1, 1, 1]
+    assert list(bench.layout.loaded[:3]) == [1, 1, 1]
     ask(bench)
     assert not bench.went_native()
     assert books(bench) == (FIRST + 3, 0, 3, 3 * len(TEXT))
@@ -78,7 +78,7 @@ def test_nothing_is_taken_for_something_else(make_bench, offers, data):
     answer = ask(bench, text, entry)
     if (text, entry) in offers:
         assert answer == FIRST
-        assert bench.pad.kernels[FIRST % KERNEL_ROWS].head == HEAD + offers.index((text, entry))
+        assert bench.layout.kernels[FIRST % KERNEL_ROWS].head == HEAD + offers.index((text, entry))
     else:
         assert not bench.went_native()
         assert books(bench) == (FIRST, LOAD_ROWS, 0, 0)
@@ -98,7 +98,7 @@ def test_nothing_is_taken_for_something_else(make_bench, offers, data):
 @pytest.mark.rule("2-text")
 def test_a_session_that_is_not_ready_is_left_to_python(bench, unready):
     for name, value in unready.items():
-        setattr(bench.pad, name, value)
+        setattr(bench.layout, name, value)
     before = books(bench)
     ask(bench)
     assert not bench.went_native()
@@ -106,7 +106,7 @@ def test_a_session_that_is_not_ready_is_left_to_python(bench, unready):
 
 
 def test_while_a_stream_records_loads_are_left_to_python(bench):
-    bench.pad.streams[0].recording = 1
+    bench.layout.streams[0].recording = 1
     ask(bench)
     assert not bench.went_native()
 

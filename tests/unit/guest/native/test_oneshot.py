@@ -78,10 +78,10 @@ def make_oneshot(engine):
     def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> OneShotSandbox:
         prepared = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(WAT))))
         assert is_one_shot(prepared)
-        pad = take_layout()
+        layout = take_layout()
         if contexts is not None:
-            pad.driver = ctypes.addressof(contexts.table)
-        made.append(sandbox := OneShotSandbox(prepared, export, Limits(), pad, brief=brief))
+            layout.driver = ctypes.addressof(contexts.table)
+        made.append(sandbox := OneShotSandbox(prepared, export, Limits(), layout, brief=brief))
         return sandbox
 
     yield make
@@ -206,34 +206,34 @@ def test_a_failure_puts_the_context_back_drains_and_frees_everything(make_onesho
 @pytest.mark.rule("3-memory")
 def test_memory_that_may_still_be_reached_is_drained_first(make_oneshot, engine):
     sandbox, drained = make_oneshot(), []
-    pad = sandbox._state.layout
+    layout = sandbox._state.layout
     for field in ("pending", "reach_bytes"):
-        setattr(pad, field, 1)
+        setattr(layout, field, 1)
         assert call(sandbox, drain=lambda: drained.append(1) or True) == [1]
-        setattr(pad, field, 0)
+        setattr(layout, field, 0)
     assert call(sandbox, drain=lambda: drained.append(1) or True) == [1]
     assert drained == [1, 1]
 
 
-@pytest.mark.rule("3-memory", "3-pad")
+@pytest.mark.rule("3-memory", "3-layout")
 def test_memory_that_is_never_let_go_keeps_its_slot_and_its_layout(make_oneshot, engine):
     sandbox, slots = make_oneshot(), engine.free_slots
-    pad = sandbox._state.layout
-    pad.pending = 1
+    layout = sandbox._state.layout
+    layout.pending = 1
     assert call(sandbox, drain=lambda: False) == [1]
     sandbox.close()
     assert engine.free_slots == slots - 1
-    assert STATES[ctypes.addressof(pad)] is sandbox._state
+    assert STATES[ctypes.addressof(layout)] is sandbox._state
 
 
 @pytest.mark.rule("4-staging")
 def test_a_used_slot_is_cleared(make_oneshot):
     sandbox, slot = make_oneshot(), ctypes.create_string_buffer(b"x" * 64, 64)
-    pad = sandbox._state.layout
-    pad.stage_at, pad.stage_bytes, pad.stage_used = ctypes.addressof(slot), 64, 40
+    layout = sandbox._state.layout
+    layout.stage_at, layout.stage_bytes, layout.stage_used = ctypes.addressof(slot), 64, 40
     assert call(sandbox) == [1]
     assert slot.raw == bytes(40) + b"x" * 24
-    assert pad.stage_used == 0
+    assert layout.stage_used == 0
 
 
 @pytest.mark.parametrize(

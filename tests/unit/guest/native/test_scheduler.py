@@ -26,7 +26,7 @@ MS = 1_000_000
 def test_compiled_answers_lie_between_the_fallbacks_answers_before_and_after(make_bench, name, left_ns):
     bench = make_bench(1)
     at_ns = max(0, time.monotonic_ns() + left_ns)
-    # The export sets the deadline of its own call, so the pad is set behind its back: a call that sets none.
+    # The export sets the deadline of its own call, so the layout is set behind its back: a call that sets none.
     before = NAMES[name](FakeCall(deadline=Deadline(at_ns)))
     answer = with_deadline(bench, name, at_ns)
     after = NAMES[name](FakeCall(deadline=Deadline(at_ns)))
@@ -54,7 +54,7 @@ def with_deadline(bench, name: str, at_ns: int | None) -> int:
 @pytest.mark.parametrize(("name", "answer"), [("yield", 0), ("deadline-remaining-ms", -1)])
 def test_without_a_deadline_there_is_no_end(bench, name, answer):
     assert with_deadline(bench, name, None) == answer
-    assert bench.pad.deadline_ns == NO_DEADLINE_NS
+    assert bench.layout.deadline_ns == NO_DEADLINE_NS
 
 
 @pytest.mark.parametrize(("name", "answer"), [("yield", 2), ("deadline-remaining-ms", 0)])

@@ -36,9 +36,9 @@ def prepared(wat):
 
 @pytest.mark.rule("4-session")
 def test_a_returned_layout_is_all_zeros():
-    pad = take_layout()
-    ctypes.memset(ctypes.addressof(pad), 0xFF, ctypes.sizeof(SessionLayout))
-    return_layout(pad)
+    layout = take_layout()
+    ctypes.memset(ctypes.addressof(layout), 0xFF, ctypes.sizeof(SessionLayout))
+    return_layout(layout)
     assert bytes(take_layout()) == bytes(ctypes.sizeof(SessionLayout))
 
 
@@ -52,46 +52,46 @@ def test_every_thread_has_one_scratch():
 
 
 def test_a_sandbox_is_known_by_its_layout_while_it_lives(prepared):
-    pad = take_layout()
-    at = ctypes.addressof(pad)
-    with Instance(prepared, pad=pad) as instance:
-        assert STATES[at].layout is pad
+    layout = take_layout()
+    at = ctypes.addressof(layout)
+    with Instance(prepared, layout=layout) as instance:
+        assert STATES[at].layout is layout
         assert instance.call("f") == [2 << 16]
     assert at not in STATES
-    assert take_layout() is pad
+    assert take_layout() is layout
 
 
 def test_a_call_arms_its_deadline_and_scratch(prepared):
-    pad = take_layout()
-    with Instance(prepared, pad=pad) as instance:
+    layout = take_layout()
+    with Instance(prepared, layout=layout) as instance:
         deadline = Deadline.after(5)
         instance.call("f", deadline=deadline)
-        assert pad.deadline_ns == deadline.at_ns
-        assert pad.scratch == SCRATCH.address
+        assert layout.deadline_ns == deadline.at_ns
+        assert layout.scratch == SCRATCH.address
         other = []
         thread = threading.Thread(target=lambda: other.append((instance.call("f"), SCRATCH.address)))
         thread.start()
         thread.join()
-        assert pad.scratch == other[0][1] != SCRATCH.address
-        assert deadline.at_ns < pad.deadline_ns < NO_DEADLINE_NS
+        assert layout.scratch == other[0][1] != SCRATCH.address
+        assert deadline.at_ns < layout.deadline_ns < NO_DEADLINE_NS
 
 
 def test_the_memory_is_known_once_it_was_looked_for(prepared):
-    pad = take_layout()
-    with Instance(prepared, pad=pad) as instance:
-        assert list(pad.memory) == [0, 0, 0]
+    layout = take_layout()
+    with Instance(prepared, layout=layout) as instance:
+        assert list(layout.memory) == [0, 0, 0]
         instance.call("f")
-        assert pad.memory[0]
-    assert list(pad.memory) == [0, 0, 0]
+        assert layout.memory[0]
+    assert list(layout.memory) == [0, 0, 0]
 
 
-@pytest.mark.rule("3-pad")
+@pytest.mark.rule("3-layout")
 def test_a_layout_that_something_may_still_reach_is_not_returned(prepared):
-    pad = take_layout()
-    Instance(prepared, pad=pad, drain=lambda: False).close()
-    pad.launched = 7
-    assert take_layout() is not pad
-    assert STATES.pop(ctypes.addressof(pad)).layout is pad
+    layout = take_layout()
+    Instance(prepared, layout=layout, drain=lambda: False).close()
+    layout.launched = 7
+    assert take_layout() is not layout
+    assert STATES.pop(ctypes.addressof(layout)).layout is layout
 
 
 def test_compiled_functions_need_a_layout(prepared):

@@ -34,7 +34,7 @@ def slot():
 
 
 def open_slot(bench, at: int, size_bytes: int = SLOT_BYTES) -> None:
-    bench.pad.stage_at, bench.pad.stage_bytes = at, size_bytes
+    bench.layout.stage_at, bench.layout.stage_bytes = at, size_bytes
 
 
 def launch(bench, windows, *, name="wasi_cuda_launch") -> int:
@@ -84,11 +84,11 @@ def test_a_kernel_sees_the_guests_memory_and_what_it_writes_comes_back(make_benc
 
     assert bench.went_native()
     assert bench.instance.memory.read(0, len(before)) == bytes(before)
-    assert (bench.pad.staged, bench.pad.pending, bench.pad.launched) == (0, 0, 1)
+    assert (bench.layout.staged, bench.layout.pending, bench.layout.launched) == (0, 0, 1)
     (at,) = seen
     lengths = [window.length_bytes for window in windows]
     assert all(slot <= place and place + length <= slot + SLOT_BYTES for place, length in zip(at, lengths, strict=True))
-    assert max(place + length for place, length in zip(at, lengths, strict=True)) - slot == bench.pad.stage_used
+    assert max(place + length for place, length in zip(at, lengths, strict=True)) - slot == bench.layout.stage_used
     for window, place in zip(windows, at, strict=True):
         assert place % 256 == window.offset % 256
     for one, there in zip(windows, at, strict=True):
@@ -113,24 +113,26 @@ def test_a_slot_that_is_too_small_is_left_to_python(bench, slot):
 def test_staged_bytes_are_counted_as_in_python(make_bench, slot, program, left):
     bench = make_bench(16)
     open_slot(bench, slot)
-    bench.pad.stage_left = left
+    bench.layout.stage_left = left
     for windows in program:
         bench.calls.fallbacks.clear()
         used = Placement([HostWindow(window.offset, window.length_bytes) for window in windows], 0).used_bytes
-        before = bench.pad.stage_used
+        before = bench.layout.stage_used
         assert launch(bench, windows) == (0 if used <= left else -99)
         assert bench.went_native() == (used <= left)
-        assert bench.pad.stage_used == max(before, used if used <= left else 0)
+        assert bench.layout.stage_used == max(before, used if used <= left else 0)
         left -= used if used <= left else 0
-        assert (bench.pad.stage_left, bench.pad.staged) == (left, 0)
+        assert (bench.layout.stage_left, bench.layout.staged) == (left, 0)
 
 
 BLOCKED = {
-    "no slot": lambda bench: setattr(bench.pad, "stage_at", 0),
-    "nothing left to stage": lambda bench: setattr(bench.pad, "stage_left", 15),
-    "work in flight": lambda bench: setattr(bench.pad, "pending", 1),
-    "another staged launch": lambda bench: setattr(bench.pad, "staged", 1),
-    "a slot that is not aligned as the memory is": lambda bench: setattr(bench.pad, "stage_at", bench.pad.stage_at + 8),
+    "no slot": lambda bench: setattr(bench.layout, "stage_at", 0),
+    "nothing left to stage": lambda bench: setattr(bench.layout, "stage_left", 15),
+    "work in flight": lambda bench: setattr(bench.layout, "pending", 1),
+    "another staged launch": lambda bench: setattr(bench.layout, "staged", 1),
+    "a slot that is not aligned as the memory is": lambda bench: setattr(
+        bench.layout, "stage_at", bench.layout.stage_at + 8
+    ),
 }
 
 
@@ -169,16 +171,16 @@ def test_windows_in_reach_stay_in_place(bench, slot):
     bench.driver.kernel = lambda values: seen.extend(addresses(values))
     assert launch(bench, [WindowArg(16, 16), WindowArg(4000, 96)]) == 0
     assert seen == [bench.memory.address + 16, bench.memory.address + 4000]
-    assert bench.pad.stage_used == 0
+    assert bench.layout.stage_used == 0
 
 
 def test_a_staged_launch_that_takes_long_leaves_its_windows_for_python_to_copy(bench, slot):
     open_slot(bench, slot)
     bench.driver.results["stream_query"] = NOT_READY
     assert launch(bench, [WindowArg(512, 16), WindowArg(10, 4)]) == -98
-    pad = bench.pad
-    assert (pad.staged, pad.pending) == (2, 1)
-    rows = [(row.offset, row.length_bytes, row.place) for row in pad.windows[:2]]
+    layout = bench.layout
+    assert (layout.staged, layout.pending) == (2, 1)
+    rows = [(row.offset, row.length_bytes, row.place) for row in layout.windows[:2]]
     assert rows == [(10, 4, 10), (512, 16, 256)]
 
 
@@ -187,7 +189,7 @@ def test_a_refused_staged_launch_leaves_nothing_behind(bench, slot):
     bench.instance.memory.write(0, b"guest")
     bench.driver.results["launch_kernel"] = 1
     assert launch(bench, [WindowArg(0, 5)]) == -99
-    assert (bench.pad.staged, bench.pad.pending) == (0, 0)
+    assert (bench.layout.staged, bench.layout.pending) == (0, 0)
     assert bench.instance.memory.read(0, 5) == b"guest"
 
 

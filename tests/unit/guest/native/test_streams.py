@@ -51,7 +51,7 @@ def test_a_copy_is_made_when_both_ends_hold_it(make_bench, kind, pages, handle, 
     size_bytes = pages << 16
     reach_bytes = int(size_bytes * reached)
     bench.reach(reach_bytes)
-    known = {row.handle: row.size_bytes for row in bench.pad.buffers if row.handle}
+    known = {row.handle: row.size_bytes for row in bench.layout.buffers if row.handle}
     fits = handle in known and 0 < length <= known[handle] and offset + length <= reach_bytes
 
     answer = copy(bench, kind, handle, offset, length)
@@ -59,8 +59,8 @@ def test_a_copy_is_made_when_both_ends_hold_it(make_bench, kind, pages, handle, 
     expected = [expected_copy(bench, kind, offset, length, BUFFER_AT + handle)] if fits else []
     assert bench.driver.calls == expected
     assert bench.went_native() == fits == (answer == 0)
-    assert bench.pad.copied_bytes == (length if fits else 0)
-    assert bench.pad.pending == 0
+    assert bench.layout.copied_bytes == (length if fits else 0)
+    assert bench.layout.pending == 0
     if not fits:
         halves = (signed(handle & 0xFFFF_FFFF), signed(handle >> 32))
         order = (*halves, signed(offset)) if kind == "h2d" else (signed(offset), *halves)
@@ -73,10 +73,10 @@ def put_buffer(bench) -> None:
 
 
 UNREADY = {
-    "not armed": lambda bench: setattr(bench.pad, "armed", 0),
+    "not armed": lambda bench: setattr(bench.layout, "armed", 0),
     "another context": lambda bench: setattr(bench.driver, "context", 1),
-    "recording": lambda bench: setattr(bench.pad.streams[0], "recording", 1),
-    "no stream": lambda bench: setattr(bench.pad.streams[0], "stream", 0),
+    "recording": lambda bench: setattr(bench.layout.streams[0], "recording", 1),
+    "no stream": lambda bench: setattr(bench.layout.streams[0], "stream", 0),
     "work of another stream": lambda bench: bench.hand.put_stream(5, 0x55, pending=1),
 }
 
@@ -95,7 +95,7 @@ def test_a_copy_goes_behind_the_work_of_its_own_stream(bench, kind):
     put_buffer(bench)
     bench.hand.put_stream(0, OWN_STREAM, pending=2)
     assert copy(bench, kind, BUFFER, 0, 8) == 0
-    assert (bench.pad.pending, bench.pad.streams[0].pending) == (0, 0)
+    assert (bench.layout.pending, bench.layout.streams[0].pending) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +103,7 @@ def test_a_copy_that_the_driver_refuses_is_left_to_python(bench, kind):
     put_buffer(bench)
     bench.driver.results[f"memcpy_{'htod' if kind == 'h2d' else 'dtoh'}_async"] = 1
     assert copy(bench, kind, BUFFER, 0, 8) == -99
-    assert (bench.pad.pending, bench.pad.copied_bytes) == (0, 0)
+    assert (bench.layout.pending, bench.layout.copied_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +114,7 @@ def test_a_copy_that_does_not_end_well_or_soon_is_left_to_python_to_finish(bench
     assert copy(bench, kind, BUFFER, 0, 8) == -98
     assert (bench.calls.fallbacks, bench.calls.finished) == ([], 1)
     assert len(bench.driver.calls) == 1
-    assert bench.pad.pending == 1
+    assert bench.layout.pending == 1
 
 
 def test_sync_waits_for_every_stream(bench):
@@ -124,7 +124,7 @@ def test_sync_waits_for_every_stream(bench):
     assert bench.call("wasi_cuda_sync") == 0
     assert bench.went_native()
     assert bench.driver.queries == []
-    assert (bench.pad.pending, bench.pad.streams[0].pending, bench.pad.streams[3].pending) == (0, 0, 0)
+    assert (bench.layout.pending, bench.layout.streams[0].pending, bench.layout.streams[3].pending) == (0, 0, 0)
 
 
 def test_sync_with_nothing_to_wait_for_makes_no_driver_call(bench):
@@ -138,14 +138,14 @@ def test_sync_leaves_what_does_not_end_to_python(bench, result):
     bench.hand.put_stream(3, 0x33, pending=4)
     bench.driver.results["stream_query"] = result
     assert bench.call("wasi_cuda_sync") == -99
-    assert (bench.pad.pending, bench.pad.streams[3].pending) == (4, 4)
+    assert (bench.layout.pending, bench.layout.streams[3].pending) == (4, 4)
 
 
 def test_sync_leaves_a_stream_that_lost_its_row_to_python(bench):
     bench.hand.put_stream(1, 0x11, pending=1)
     bench.hand.put_stream(33, 0x33, pending=1)
     assert bench.call("wasi_cuda_sync") == -99
-    assert bench.pad.pending == 1
+    assert bench.layout.pending == 1
 
 
 def test_sync_while_recording_is_left_to_python(bench):
@@ -155,9 +155,9 @@ def test_sync_while_recording_is_left_to_python(bench):
 
 def test_a_drained_stream_takes_no_more_off_than_there_is(bench):
     bench.hand.put_stream(3, 0x33, pending=4)
-    bench.pad.pending = 2
+    bench.layout.pending = 2
     assert bench.call("wasi_cuda_stream_sync", 3) == 0
-    assert bench.pad.pending == 2
+    assert bench.layout.pending == 2
 
 
 def test_a_stream_is_waited_for_alone(bench):
@@ -165,7 +165,7 @@ def test_a_stream_is_waited_for_alone(bench):
     bench.hand.put_stream(4, 0x44, pending=2)
     assert bench.call("wasi_cuda_stream_sync", 3) == 0
     assert bench.went_native()
-    assert (bench.pad.pending, bench.pad.streams[3].pending, bench.pad.streams[4].pending) == (2, 0, 2)
+    assert (bench.layout.pending, bench.layout.streams[3].pending, bench.layout.streams[4].pending) == (2, 0, 2)
 
 
 def test_an_idle_stream_is_not_asked(bench):
@@ -187,14 +187,14 @@ def test_a_stream_that_does_not_end_is_left_to_python(bench, result):
     bench.hand.put_stream(3, 0x33, pending=4)
     bench.driver.results["stream_query"] = result
     assert bench.call("wasi_cuda_stream_sync", 3) == -99
-    assert bench.pad.pending == 4
+    assert bench.layout.pending == 4
 
 
 @pytest.mark.parametrize("name", ["wasi_cuda_sync", "wasi_cuda_stream_sync"])
 def test_waits_of_a_session_that_is_not_ready_are_left_to_python(bench, name):
     args = (0,) if name == "wasi_cuda_stream_sync" else ()
-    bench.pad.armed = 0
+    bench.layout.armed = 0
     assert bench.call(name, *args) == -99
-    bench.pad.armed = 1
+    bench.layout.armed = 1
     bench.driver.context = 1
     assert bench.call(name, *args) == -99

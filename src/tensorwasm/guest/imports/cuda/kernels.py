@@ -62,7 +62,7 @@ def _waiting_launch(parse: Parse) -> Callable[..., int]:
 def finish_started(call: HostCall, service: CudaService) -> None:
     """Wait for a launch or a copy that compiled code has started, and copy back the windows of a staged launch."""
     session = service.session
-    if session.pad is not None and session.pad.staged:
+    if session.layout is not None and session.layout.staged:
         session.kernels.finish_staged(memory_of(call), call.deadline)
     else:
         session.streams.synchronize(call.deadline, stream=_OWN_STREAM)

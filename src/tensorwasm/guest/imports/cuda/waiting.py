@@ -70,7 +70,7 @@ def _placed(
         with suppress(NoPermit):
             done: _R = yield from elsewhere(session.attempt, work)
             return done
-        yield QueueWait(session.place, patience(call.deadline))
+        yield QueueWait(session.permit, patience(call.deadline))
 
 
 @answering_in_steps
