@@ -33,7 +33,10 @@ SAFETY: Final = Table(
         Claim("3-kernel", "A kernel or a graph is released once all work has ended."),
         Claim("3-stream", "A stream serves another once it has drained, and never again after a failure."),
         Claim("3-staging", "A staging slot serves another once its work has ended, and never if that is unknown."),
-        Claim("3-layout", "A session layout serves another sandbox once neither a session nor a notification can reach it."),
+        Claim(
+            "3-layout",
+            "A session layout serves another sandbox once no session and no notification can reach it.",
+        ),
         Claim("3-shared", "Memory that host and device share is not released under a stream that may reach it."),
         Claim("3-worker", "When a worker ends, the charges of its requests end."),
         Claim("3-pinned", "Pinned memory counts against the tenant's quota, and a refusal changes nothing."),

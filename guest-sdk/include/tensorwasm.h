@@ -95,7 +95,7 @@ enum {
 // wasi:cuda/host@0.3.0
 // CUDA kernels and device memory. Off unless the caller grants it. 0.3.0 adds streams, events, graphs and questions about the device.
 
-// Load a kernel of a PTX text. Answers its id, which is positive.
+// Load a kernel of a PTX text. Returns its id, which is positive.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_load_ptx")
 int64_t wasi_cuda_load_ptx(const void *ptx, uint32_t ptx_len, const char *entry,
     uint32_t entry_len);
@@ -114,11 +114,11 @@ int32_t wasi_cuda_sync(void);
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_last_error_len")
 int32_t wasi_cuda_last_error_len(void);
 
-// Copy the last failure's text, UTF-8 without a NUL. Answers how many bytes were copied.
+// Copy the last failure's text, UTF-8 without a NUL. Returns how many bytes were copied.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_last_error_copy")
 int32_t wasi_cuda_last_error_copy(void *dst, uint32_t dst_len);
 
-// Allocate zeroed device memory. Answers its handle, which is positive.
+// Allocate zeroed device memory. Returns its handle, which is positive.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_alloc")
 int64_t wasi_cuda_alloc(uint32_t size_lo, uint32_t size_hi);
 
@@ -154,7 +154,7 @@ TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_memcpy_d2h_async")
 int32_t wasi_cuda_memcpy_d2h_async(void *dst, int64_t handle, uint64_t offset, uint32_t len,
     int64_t stream);
 
-// Open a stream. Answers its number, which is positive.
+// Open a stream. Returns its number, which is positive.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_create")
 int64_t wasi_cuda_stream_create(void);
 
@@ -170,7 +170,7 @@ int32_t wasi_cuda_stream_sync(int64_t stream);
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_stream_query")
 int32_t wasi_cuda_stream_query(int64_t stream);
 
-// Open an event. Answers its number, which is positive.
+// Open an event. Returns its number, which is positive.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_event_create")
 int64_t wasi_cuda_event_create(void);
 
@@ -198,7 +198,7 @@ int32_t wasi_cuda_event_query(int64_t event);
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_begin")
 int32_t wasi_cuda_graph_begin(int64_t stream);
 
-// End recording. Answers the graph's number, which is positive.
+// End recording. Returns the graph's number, which is positive.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_graph_end")
 int64_t wasi_cuda_graph_end(int64_t stream);
 
@@ -214,18 +214,18 @@ int32_t wasi_cuda_graph_destroy(int64_t graph);
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_device_attribute")
 int64_t wasi_cuda_device_attribute(int32_t attribute);
 
-// Copy the device's name, UTF-8 without a NUL. Answers how many bytes were copied.
+// Copy the device's name, UTF-8 without a NUL. Returns how many bytes were copied.
 TW_IMPORT("wasi:cuda/host@0.3.0", "wasi_cuda_device_name")
 int32_t wasi_cuda_device_name(void *dst, uint32_t dst_len);
 
 // wasi:tensor/host
 // The input of a call, and a stream of output while it runs. Always there.
 
-// Send a chunk, whole or not at all. Answers 0.
+// Send a chunk, whole or not at all. Returns 0.
 TW_IMPORT("wasi:tensor/host", "emit-chunk")
 int32_t tw_emit_chunk(const void *chunk, uint32_t len);
 
-// Push out what was sent. Answers 0.
+// Push out what was sent. Returns 0.
 TW_IMPORT("wasi:tensor/host", "flush")
 int32_t tw_flush(void);
 
@@ -233,7 +233,7 @@ int32_t tw_flush(void);
 TW_IMPORT("wasi:tensor/host", "input-len")
 uint32_t tw_input_len(void);
 
-// Copy the start of the input, as much of it as fits. Answers how many bytes were copied. Reading
+// Copy the start of the input, as much of it as fits. Returns how many bytes were copied. Reading
 // consumes nothing.
 TW_IMPORT("wasi:tensor/host", "read-input")
 int32_t tw_read_input(void *dst, uint32_t len);

@@ -16,7 +16,7 @@ from strategies.longest import nested, straight
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.opening import open_device
-from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1
+from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1, CUDA_MODULE_0_2
 from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.values import Deadline
 from timing import costs_less
@@ -297,7 +297,7 @@ def test_without_the_grant_everything_answers_not_available(device):
 
 
 def test_version_0_2_is_as_it_was(device, compiled):
-    with Puppet(device, module=CUDA_MODULE, compiled=compiled) as puppet:
+    with Puppet(device, module=CUDA_MODULE_0_2, compiled=compiled) as puppet:
         kernel = puppet.load(VECTOR_ADD, b"vector_add")
         assert works(puppet, kernel)
         assert puppet.sync() == 0

@@ -123,7 +123,7 @@ class FakeJob:
     drain: Callable[[], bool] | None = None
     blocks: bool = False
     lingers: bool = False
-    roams: bool = False
+    may_move: bool = False
     light: bool = False
     future: Future[list[int | float]] = field(default_factory=Future)
     finished_on: int = 0

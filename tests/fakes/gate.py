@@ -12,6 +12,6 @@ class Sitter:
     idle: bool = False
     asked: int = 0
 
-    def vacate(self) -> bool:
+    def release_if_idle(self) -> bool:
         self.asked += 1
         return self.idle

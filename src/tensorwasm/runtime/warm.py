@@ -190,7 +190,7 @@ class WarmPool:
         self._wake.set()
         return found
 
-    def shed(self) -> bool:
+    def drop_ready(self) -> bool:
         """Drop all that is ready, now, to free slots; return whether there was any."""
         with self._lock:
             for specification in self._specifications:
@@ -198,7 +198,7 @@ class WarmPool:
                 specification.again_s = self._now_s() + _LOOK_S
         return self._close_dropped()
 
-    def tend(self) -> bool:
+    def maintain(self) -> bool:
         """Drop what is due and make one sandbox, if one is wanted; return whether there may be more to do."""
         with self._lock:
             self._drop_orphans()
@@ -239,7 +239,7 @@ class WarmPool:
     def _serve(self) -> None:
         while not self._closed:
             self._wake.clear()
-            if not self.tend():
+            if not self.maintain():
                 self._wake.wait(_LOOK_S if self._specifications or self._orphans or self._dropped else None)
 
     def _choose(self) -> WarmSpecification | None:

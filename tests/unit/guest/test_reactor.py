@@ -709,9 +709,9 @@ def test_blocking_work_at_the_end_of_a_guest_does_not_delay_the_reactor(reactor,
 def test_guests_that_no_timer_ends_in_time_hold_up_no_other_on_any_thread(reactor, job, long):
     go_on = threading.Event()
     config = WasiConfig(stdout=lambda _: go_on.wait(SOON_S))
-    heavy = [job(PRINTS, "go", wasi_config=config, roams=True) for _ in range(3)]
+    heavy = [job(PRINTS, "go", wasi_config=config, may_move=True) for _ in range(3)]
     spawn(reactor, *heavy)
-    light = job(SEVEN, "go", roams=True, light=True)
+    light = job(SEVEN, "go", may_move=True, light=True)
     reactor.spawn(light, long=long)
     assert outcome(light) == [7]
     assert not any(one.future.done() for one in heavy)
@@ -720,7 +720,7 @@ def test_guests_that_no_timer_ends_in_time_hold_up_no_other_on_any_thread(reacto
 
 
 def test_the_end_of_a_guest_that_ran_long_is_not_on_the_reactors_thread(reactor, job):
-    one = job(ECHO, "spin", deadline=Deadline.after(0.05), roams=True, light=True)
+    one = job(ECHO, "spin", deadline=Deadline.after(0.05), may_move=True, light=True)
     spawn(reactor, one)
     assert isinstance(outcome(one), InvokeTimeout)
     assert one.finished_on != reactor._thread.ident

@@ -112,7 +112,7 @@ def test_each_warm_sandbox_serves_one_call_or_is_closed_once_in_any_order_of_eve
     for name, value in steps:
         match name:
             case "tend":
-                world.pool.tend()
+                world.pool.maintain()
             case "draw":
                 world.draw(value)
             case "wait":
@@ -122,7 +122,7 @@ def test_each_warm_sandbox_serves_one_call_or_is_closed_once_in_any_order_of_eve
             case "break":
                 world.broken = bool(value)
             case "shed":
-                world.pool.shed()
+                world.pool.drop_ready()
             case "remove":
                 world.pool.remove(world.specifications[value % len(counts)])
         world.check()
@@ -133,7 +133,7 @@ def test_each_warm_sandbox_serves_one_call_or_is_closed_once_in_any_order_of_eve
 
 
 def tend_all(world: World) -> None:
-    while world.pool.tend():
+    while world.pool.maintain():
         pass
 
 
@@ -181,7 +181,7 @@ def test_a_sandbox_made_for_a_removed_specification_is_dropped():
         return make(tell)
 
     specification.make = late
-    world.pool.tend()
+    world.pool.maintain()
     assert [each.closed for each in world.made] == [1]
 
 
@@ -195,7 +195,7 @@ def test_a_closed_pool_keeps_nothing_more_and_stops_what_is_being_made():
         raise GuestTrap("cancelled", "cancelled")
 
     specification.make = endless
-    world.pool.tend()
+    world.pool.maintain()
     assert stopped == [1]
     with pytest.raises(InternalError):
         world.pool.add(specification)

@@ -20,7 +20,7 @@ _ASK_S: Final = 0.005
 class Holder(Protocol):
     """What has or wants a permit. Compared by identity."""
 
-    def vacate(self) -> bool:
+    def release_if_idle(self) -> bool:
         """Give the permit up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
 
 
@@ -87,13 +87,13 @@ class Gate:
         with self._lock:
             return self._admit(holder, asking=False)
 
-    def join(self, holder: Holder, tell: Callable[[], object], until: Deadline) -> bool:
+    def join(self, holder: Holder, notify: Callable[[], object], until: Deadline) -> bool:
         """Take a permit, or queue for one. Never waits.
 
         Args:
             holder: not in the queue.
-            tell: called once if the permit comes later, on any thread, perhaps before this returns. Must not wait, call
-                the gate or raise.
+            notify: called once if the permit comes later, on any thread, perhaps before this returns. Must neither wait
+                nor call the gate nor raise.
             until: when the holder will give up; see `patience`.
 
         Returns:
@@ -108,7 +108,7 @@ class Gate:
             if self._capacity == 0 or until.expired():
                 raise self._refusal()
             self._asked = self._asked or self._start(self)
-            self._queue[holder] = tell
+            self._queue[holder] = notify
             return True
 
     def give_up(self, holder: Holder) -> None:
@@ -122,23 +122,23 @@ class Gate:
         with self._lock:
             self._queue.pop(holder, None)
             self._holders.pop(holder, None)
-            admitted = self._hand_over()
-        for tell in admitted:
-            tell()
+            granted = self._hand_over()
+        for notify in granted:
+            notify()
 
     def ask(self) -> bool:
         """Ask the holders for as many permits as are queued for; return whether there still is a queue."""
         with self._lock:
-            admitted = self._hand_over()
+            granted = self._hand_over()
             for holder in tuple(self._holders):
                 if not self._queue:
                     break
-                if holder.vacate():
+                if holder.release_if_idle():
                     self._holders.pop(holder, None)
-                    admitted += self._hand_over()
+                    granted += self._hand_over()
             self._asked = goes_on = bool(self._queue)
-        for tell in admitted:
-            tell()
+        for notify in granted:
+            notify()
         return goes_on
 
     def _admit(self, holder: Holder, *, asking: bool) -> bool:
@@ -151,19 +151,19 @@ class Gate:
 
     def _take_back(self) -> bool:
         for holder in tuple(self._holders):
-            if holder.vacate():
+            if holder.release_if_idle():
                 self._holders.pop(holder, None)
                 return True
         return False
 
     def _hand_over(self) -> list[Callable[[], object]]:
         """Give free permits to the first of the queue; return what notifies them."""
-        admitted = []
+        granted = []
         while self._queue and len(self._holders) < self._capacity:
-            holder, tell = self._queue.popitem(last=False)
+            holder, notify = self._queue.popitem(last=False)
             self._holders[holder] = None
-            admitted.append(tell)
-        return admitted
+            granted.append(notify)
+        return granted
 
     def _refusal(self) -> CapacityExhausted:
         return CapacityExhausted(f"all {self._capacity} permits for concurrent GPU work are taken")
@@ -267,7 +267,7 @@ class GatePermit:
         """Keep the permit for good: work that never ends is on the GPU."""
         self._needed = True
 
-    def vacate(self) -> bool:
+    def release_if_idle(self) -> bool:
         """See `tensorwasm.gpu.limits.gate.Holder`."""
         if self._needed or not self._idle():
             return False
@@ -290,11 +290,11 @@ class GatePermit:
             if not self._layout.placed:  # one that came by `join` was not taken after all
                 self.abandon()
 
-    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
+    def join(self, notify: Callable[[], object], until: Deadline) -> bool:
         """Queue for a permit, for an `attempt` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
         self._needed = True  # as in `take`
         try:
-            return self._gate.join(self, tell, until)
+            return self._gate.join(self, notify, until)
         except BaseException as error:
             self._refuse(error)
             raise

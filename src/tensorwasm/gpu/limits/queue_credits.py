@@ -120,7 +120,7 @@ class QueueCredits:
             self._capacity.gate.leave(self)  # first, so that the gate does not ask for it any more
             self._forget()
 
-    def vacate(self) -> bool:
+    def release_if_idle(self) -> bool:
         """See `Holder`. What is pending then has ended, and is counted as ended when the guest asks."""
         if self._needed or not self._idle():
             return False

@@ -17,12 +17,12 @@ from tensorwasm.values import MIB
 Unit = Literal["bytes", "count", "ms"]
 
 CUDA_MODULE_0_3: Final = "wasi:cuda/host@0.3.0"
-CUDA_MODULE: Final = "wasi:cuda/host@0.2.0"
+CUDA_MODULE_0_2: Final = "wasi:cuda/host@0.2.0"
 CUDA_MODULE_0_1: Final = "wasi:cuda/host@0.1.0"
 
 
 class Code(IntEnum):
-    """What a function of ``wasi:cuda`` answers instead of a result."""
+    """What a function of ``wasi:cuda`` returns instead of a result."""
 
     NOT_AVAILABLE = -1
     INVALID_POINTER = -2
@@ -56,7 +56,7 @@ CODE_DOCS: Final[dict[Code, str]] = {
 
 
 class StreamCode(IntEnum):
-    """What a function of ``wasi:tensor`` answers instead of a result."""
+    """What a function of ``wasi:tensor`` returns instead of a result."""
 
     STREAMING_OFF = -1
     REFUSED = -2
@@ -108,7 +108,7 @@ DEVICE_ATTRIBUTE_DOCS: Final[dict[DeviceAttribute, str]] = {
     DeviceAttribute.WARP_SIZE: "Threads of a warp.",
     DeviceAttribute.CONCURRENT_MANAGED_ACCESS: "1 if CPU and GPU may touch managed memory at once, else 0.",
 }
-"""What each answers."""
+"""What each returns."""
 
 
 # ------------------------------------------------------------------------------------------------------ limits

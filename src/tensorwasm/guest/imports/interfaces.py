@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from tensorwasm.guest.imports.abi import (
-    CUDA_MODULE,
     CUDA_MODULE_0_1,
+    CUDA_MODULE_0_2,
     CUDA_MODULE_0_3,
     DESTINATION,
     YIELD_NEAR_MS,
@@ -71,7 +71,7 @@ CUDA_0_2: Final = Interface(
     package=_PACKAGE,
     version="0.2.0",
     world=_WORLD,
-    modules=(CUDA_MODULE, CUDA_MODULE_0_1),
+    modules=(CUDA_MODULE_0_2, CUDA_MODULE_0_1),
     types=_TYPES,
     doc=_DOC,
     functions=FUNCTIONS_0_2,
@@ -91,7 +91,7 @@ TENSOR: Final = Interface(
             "i32",
             "int32_t tw_emit_chunk",
             ("emit-chunk", "func(chunk: list<u8>) -> result<_, stream-error>"),
-            "Send a chunk, whole or not at all. Answers 0.",
+            "Send a chunk, whole or not at all. Returns 0.",
             tuple(StreamCode),
         ),
         ImportSignature(
@@ -100,7 +100,7 @@ TENSOR: Final = Interface(
             "i32",
             "int32_t tw_flush",
             ("flush", "func() -> result<_, stream-error>"),
-            "Push out what was sent. Answers 0.",
+            "Push out what was sent. Returns 0.",
             (StreamCode.STREAMING_OFF,),
         ),
         ImportSignature(
@@ -117,7 +117,7 @@ TENSOR: Final = Interface(
             "i32",
             "int32_t tw_read_input",
             ("read-input", "func(len: u32) -> result<list<u8>, stream-error>"),
-            "Copy the start of the input, as much of it as fits. Answers how many bytes were copied. Reading consumes "
+            "Copy the start of the input, as much of it as fits. Returns how many bytes were copied. Reading consumes "
             "nothing.",
             (StreamCode.REFUSED,),
         ),

@@ -60,7 +60,7 @@ class Reactor:
         self._stack = ExitStack()
         self._closing = False
         self._asleep = False
-        self._admission = threading.Lock()
+        self._closing_lock = threading.Lock()
         self._polls = 0
         self._light_workers = CpuWorkers(threads, self._give_back, self._open)
         self._heavy_workers = CpuWorkers(threads, self._give_back, self._open)
@@ -74,7 +74,7 @@ class Reactor:
         return threading.get_ident() == self._thread.ident
 
     def spawn(self, job: Job, *, long: bool = False) -> Task:
-        """Run a job; do not wait for it. A guest that roams and is known to take ``long`` runs on other threads.
+        """Run a job; do not wait for it. A guest that may move and is known to take ``long`` runs on other threads.
 
         Raises `InternalError` if the reactor is closed, or a host function of one of its guests called this.
         """
@@ -118,7 +118,7 @@ class Reactor:
 
     def close(self) -> None:
         """End every guest, wait until all are gone, and end the thread. A second call does nothing."""
-        with self._admission:
+        with self._closing_lock:
             closing, self._closing = self._closing, True
         if not closing:
             self._call(self._end_all)
@@ -158,7 +158,7 @@ class Reactor:
 
     def _admit(self, task: Task) -> None:
         """Hand a guest to the thread, unless it is about to end: what is admitted is always served."""
-        with self._admission:
+        with self._closing_lock:
             if self._closing:
                 raise InternalError("the reactor is closed")
             self._arrivals.append(task)
@@ -230,7 +230,7 @@ class Reactor:
         try:
             fiber = task.fiber or self._open(task)
             self._polls += 1
-            ended = run_first_slice(fiber, briefly=task.job.light) if task.job.roams else fiber.run()
+            ended = run_first_slice(fiber, briefly=task.job.light) if task.job.may_move else fiber.run()
         except BaseException as error:  # noqa: BLE001 - it reaches the caller as the outcome
             self._end(task, error)
             return
@@ -250,11 +250,11 @@ class Reactor:
             self._ready.append(task)
 
     def _send_away(self, task: Task) -> bool:
-        """Have other threads run a guest that roams; return whether they will.
+        """Have other threads run a guest that may move; return whether they will.
 
         Guests that no timer can end in time have their own: a few in long instructions would block the others.
         """
-        task.away = task.job.roams and self._workers_of(task).take(task)
+        task.away = task.job.may_move and self._workers_of(task).take(task)
         return task.away
 
     def _workers_of(self, task: Task) -> CpuWorkers:

@@ -31,7 +31,7 @@ class Job(Protocol):
         """Whether `finish` may wait, so that it is called on another thread."""
 
     @property
-    def roams(self) -> bool:
+    def may_move(self) -> bool:
         """Whether any thread may run the guest; one with a GPU session stays with the reactor."""
 
     @property
@@ -43,7 +43,7 @@ class Job(Protocol):
         """Whether a `finish` that blocks may wait for long, and needs a thread of its own."""
 
     def begin(self) -> Sandbox:
-        """Return the sandbox; called on the reactor's thread, or on the thread that is to run a guest that roams."""
+        """Return the sandbox; called on the reactor's thread, or on the thread that is to run a guest that may move."""
 
     def finish(self, fiber: Sandbox | None, error: BaseException | None) -> bool:
         """Take the outcome and close the sandbox, ``fiber``, which is None if `begin` raised.

@@ -50,7 +50,7 @@ class CpuWorkers:
         self._give_back = give_back
         self._newcomers: deque[Task] = deque()
         self._guests: deque[Task] = deque()
-        self._bell: SimpleQueue[bool] = SimpleQueue()  # True for each queued guest, False for each thread to end
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()  # True for each queued guest, False for each thread to end
         self._in_a_row = 0
         self._workers: list[threading.Thread] = []
         self.guest_count = 0
@@ -64,13 +64,13 @@ class CpuWorkers:
             return False
         self.guest_count += 1
         self._newcomers.append(task)
-        self._bell.put(True)
+        self._wakeups.put(True)
         return True
 
     def close(self) -> None:
         """End the threads, which have no guest any more."""
         for _ in self._workers:
-            self._bell.put(False)
+            self._wakeups.put(False)
         for worker in self._workers:
             worker.join()
         self._workers.clear()
@@ -83,7 +83,7 @@ class CpuWorkers:
 
     def _serve(self) -> None:
         begin_yielding()
-        while self._bell.get():
+        while self._wakeups.get():
             task, new = self._next()
             self._run(task, new)
             del task  # a guest that has returned is not kept until the next comes
@@ -115,7 +115,7 @@ class CpuWorkers:
             self._give_back(task, ended, None)
         else:
             self._guests.append(task)
-            self._bell.put(True)
+            self._wakeups.put(True)
 
 
 class BlockingPool:

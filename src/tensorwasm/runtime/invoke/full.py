@@ -96,7 +96,7 @@ def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, a
     try:
         return _make_fresh(call, prepared, session, announce)
     except CapacityExhausted:
-        if session is not None or not warm.shed():
+        if session is not None or not warm.drop_ready():
             raise
         return _make_fresh(call, prepared, session, announce)
 
@@ -145,7 +145,7 @@ class FullJob:
         return self.session is not None
 
     @property
-    def roams(self) -> bool:
+    def may_move(self) -> bool:
         """Whether any thread may run it."""
         return self.shared is None
 

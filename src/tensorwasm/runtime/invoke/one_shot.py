@@ -243,7 +243,7 @@ class OneShotJob:
 
     blocks: ClassVar = False
     lingers: ClassVar = False
-    roams: ClassVar = True
+    may_move: ClassVar = True
 
     def __init__(self, plan: FiberPlan, function: DeployedModule, args: Sequence[object], options: CallOptions) -> None:
         self._plan = plan

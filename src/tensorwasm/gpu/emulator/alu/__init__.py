@@ -24,14 +24,19 @@ from tensorwasm.gpu.emulator.alu.rows import Key, OpRow, key, spell
 from tensorwasm.gpu.emulator.ops import Op
 from tensorwasm.ptx.model import Instruction, Pair, Vector
 
-_ROOMS = (integer, bits, packed, floating, halves, compare, convert)
+_TABLE_MODULES = (integer, bits, packed, floating, halves, compare, convert)
 _MNEMONICS_KEPT: Final = 1024
 
 
 @cache
 def _table() -> dict[Key, tuple[str, OpRow]]:
     """Every mnemonic as its row spells it, and the row."""
-    rows = {key(mnemonic): (mnemonic, row) for room in _ROOMS for row in room.ROWS for mnemonic in spell(row.pattern)}
+    rows = {
+        key(mnemonic): (mnemonic, row)
+        for module in _TABLE_MODULES
+        for row in module.ROWS
+        for mnemonic in spell(row.pattern)
+    }
     return {found: rows[found] for found in rows if found not in _disputed()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tensorwasm.guest.imports.abi import CUDA_MODULE, CUDA_MODULE_0_1, CUDA_MODULE_0_3
+from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1, CUDA_MODULE_0_2, CUDA_MODULE_0_3
 from tensorwasm.guest.imports.cuda import kernels, resources
 from tensorwasm.guest.imports.cuda.grant import CODES, SERVICE, CudaService
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
@@ -55,7 +55,7 @@ _0_3: Final[_Bodies] = {
 
 BODIES: Final[Mapping[str, _Bodies]] = {
     CUDA_MODULE_0_3: _0_3,
-    CUDA_MODULE: _0_2,
+    CUDA_MODULE_0_2: _0_2,
     CUDA_MODULE_0_1: {**_0_2, "wasi_cuda_launch": kernels.launch_0_1},
 }
 """Bodies by import module and field."""
