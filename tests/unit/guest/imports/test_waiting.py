@@ -9,7 +9,7 @@ from fakes.guest import FakeCall
 from strategies.kernels import NOTHING
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.cuda import CudaService
+from tensorwasm.guest.imports.cuda import CudaService, kernels
 from tensorwasm.guest.imports.cuda import resources as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait
@@ -20,13 +20,13 @@ WAITS = [
     lambda call, _event: STEPS[bodies.sync](call),
     lambda call, _event: STEPS[bodies.stream_sync](call, 0),
     STEPS[bodies.event_sync],
-    lambda call, _event: FINISH[bodies.launch](call),
+    lambda call, _event: FINISH[kernels.launch](call),
 ]
 
 
 @pytest.fixture
 def shared():
-    """Two sessions on the one stream of a device; whoever would wait for it fails."""
+    """Two sessions on the one stream of a device; waiting for the stream fails."""
     device = FakeDevice()
     commons = DeviceResources(device, streams=1)
     with Session(device, resources=commons) as first, Session(device, resources=commons) as second:
@@ -44,7 +44,7 @@ def call_of(session):
 
 
 @pytest.mark.parametrize("steps", WAITS, ids=["sync", "stream_sync", "event_sync", "finish"])
-def test_after_the_notification_nothing_waits_for_what_others_gave(shared, monkeypatch, steps):
+def test_after_the_notification_nothing_waits_for_the_work_of_others(shared, monkeypatch, steps):
     device, first, second = shared
     submit(first)
     event = first.events.open()
