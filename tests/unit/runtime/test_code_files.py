@@ -140,10 +140,10 @@ def test_a_file_that_is_not_a_code_file_is_refused_without_blocking(folder, tmp_
 
 
 @pytest.mark.rule("6-key")
-def test_somebody_elses_file_is_refused(folder, monkeypatch):
+def test_a_file_of_another_user_is_refused(folder, monkeypatch):
     folder.put(NAME, CODE)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(UnfitFile, match="this user alone"):
+    with pytest.raises(UnfitFile, match="of this user"):
         folder.open(NAME)
 
 
