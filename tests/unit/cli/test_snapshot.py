@@ -26,9 +26,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def snapshot(folder):
-    def run(*arguments: str) -> tuple[int, str]:
+    def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str]:
         words = [str(folder / word) if re.search(r"\.(wasm|tws|txt)$", word) else word for word in arguments]
-        done = CliRunner().invoke(app, ["snapshot", *words])
+        done = CliRunner().invoke(app, ["snapshot", *words], input=stdin)
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         return done.exit_code, done.output
@@ -47,6 +47,14 @@ def test_a_saved_instance_is_restored(snapshot, folder):
     assert re.fullmatch(r"saved [0-9a-f]{64}: \d+ bytes in \d+", saved)
     code, text = snapshot("restore", "one.tws", "guest.wasm", "--call", "load[64]", "--call", "read [128, 99]")
     assert (code, text) == (0, "load: 77\nread: 10\n")
+
+
+def test_a_module_is_read_from_standard_input(snapshot, folder):
+    wasm = (folder / "guest.wasm").read_bytes()
+    code, text = snapshot("save", "-", "one.tws", "--call", "store [64, 77]", stdin=wasm)
+    assert code == 0, text
+    code, text = snapshot("restore", "one.tws", "-", "--call", "load[64]", stdin=wasm)
+    assert (code, text) == (0, "load: 77\n")
 
 
 def test_a_chain_is_restored_with_its_parents_and_not_without(snapshot):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tensorwasm.cli.local.run import format_results, read_limits
+from tensorwasm.cli.local.run import format_results, read_limits, read_module
 from tensorwasm.cli.options import read_bytes
 from tensorwasm.cli.output import AsJson, escaped, print_json, waiting
 from tensorwasm.errors import InvalidArgs
@@ -303,8 +303,8 @@ def _runtime(device: str | None, timeout: float | None, memory: int | None) -> R
 
 def _read_binary(file: Path) -> bytes:
     """Return a module's bytes, at most as many as the settings allow, from the file or standard input."""
-    from tensorwasm.runtime.api.function import read_module  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime.api import function  # noqa: PLC0415 - keeps --help quick
 
     limit_bytes = current().limits().module_bytes
     given = read_module(file, limit_bytes)
-    return given if isinstance(given, bytes) else read_module(given, limit_bytes)
+    return given if isinstance(given, bytes) else function.read_module(given, limit_bytes)
