@@ -103,16 +103,21 @@ def _param(param: Variable, use: _PointerUse) -> KernelParam:
 
 def thread_limit(function: Function) -> int:
     """Return the most threads of a block that devices and a kernel's own declaration allow."""
-    declared = (each.arguments for each in function.directives if each.name in {"maxntid", "reqntid"})
-    return min((MAX_BLOCK_THREADS, *(math.prod(map(int, numbers)) for numbers in declared)))
+    return min((MAX_BLOCK_THREADS, *map(math.prod, _block_sizes(function).values())))
 
 
 def _required_block(function: Function) -> Dim3 | None:
-    for directive in function.directives:
-        if directive.name == "reqntid":
-            x, y, z = (*map(int, directive.arguments), 1, 1)[:3]
-            return x, y, z
-    return None
+    return _block_sizes(function).get("reqntid")
+
+
+def _block_sizes(function: Function) -> dict[str, Dim3]:
+    """Return the sizes of ``maxntid`` and ``reqntid``. Of several the last counts, as for ptxas."""
+    sizes: dict[str, Dim3] = {}
+    for each in function.directives:
+        if each.name in {"maxntid", "reqntid"}:
+            x, y, z = (*map(int, each.arguments), 1, 1)[:3]
+            sizes[each.name] = x, y, z
+    return sizes
 
 
 # ------------------------------------------------------------------------------------------------ the graph

@@ -57,7 +57,7 @@ _REMEDIES: Final = {
     "function-references": "use funcref and call_indirect",
     "gc": "build for linear memory, without struct, array and the types of the garbage collector",
     _LEGACY: "build for its final form, try_table and exnref: clang takes "
-    "-mllvm -wasm-use-legacy-eh=false, emcc -sWASM__LEGACY_EXCEPTIONS=0",
+    "-mllvm -wasm-use-legacy-eh=false, emcc -sWASM_LEGACY_EXCEPTIONS=0",
     "memory64": "build for wasm32",
     "multi-memory": "keep everything in one memory",
     "shared-everything-threads": "build without shared tables and shared types",

@@ -195,6 +195,9 @@ def test_declared_pointers_and_sizes():
         (".maxntid 16, 16, 2", 512, None),
         (".maxntid 4096", 1024, None),
         (".reqntid 128, 1, 1", 128, (128, 1, 1)),
+        (".maxntid 256 .maxntid 64", 64, None),  # of several the last counts, as for ptxas 13.0
+        (".maxntid 64 .maxntid 256", 256, None),
+        (".reqntid 64 .reqntid 32", 32, (32, 1, 1)),
         (".reqntid 32, 4", 128, (32, 4, 1)),
         (".maxnreg 32 .minnctapersm 2", 1024, None),
     ],

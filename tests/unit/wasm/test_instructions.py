@@ -118,7 +118,7 @@ def test_a_padded_code_is_the_same_instruction(name, code, width):
     ("data", "message"),
     [
         (b"\x01\x16", r"unknown instruction 0x16 \(at byte 101\)"),
-        (b"\x01\x06", r"legacy form of the exception-handling proposal.*use-legacy-eh=false.*\(at byte 101\)"),
+        (b"\x01\x06", r"legacy form.*use-legacy-eh=false, emcc -sWASM_LEGACY_EXCEPTIONS=0.*\(at byte 101\)"),
         (b"\xfb\x00", r"gc proposal.*\(at byte 100\)"),
         (b"\xfe\x10", r"threads proposal.*\(at byte 100\)"),
         (b"\xfc\x13", r"wide-arithmetic proposal.*\(at byte 100\)"),

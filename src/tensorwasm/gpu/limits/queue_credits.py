@@ -129,9 +129,9 @@ class QueueCredits:
 
     # ------------------------------------------------------------------------------------ without a thread
 
-    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
+    def join(self, notify: Callable[[], object], until: Deadline) -> bool:
         """Queue for a share, for a `take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
-        return self._capacity.gate.join(self, tell, until)
+        return self._capacity.gate.join(self, notify, until)
 
     def give_up(self) -> None:
         """Leave the queue; a share that came before stays for a `take` to find. See `Gate.give_up`."""

@@ -94,8 +94,8 @@ class Sleep:
 class WaitQueue(Protocol):
     """A first-come first-served queue, as one waiter sees it. No method blocks."""
 
-    def join(self, tell: Callable[[], object], until: Deadline) -> bool:
-        """Queue up; return whether ``tell`` will be called, once, on any thread, perhaps already.
+    def join(self, notify: Callable[[], object], until: Deadline) -> bool:
+        """Queue up; return whether ``notify`` will be called, once, on any thread, perhaps already.
 
         If not, it is the waiter's turn. Raises what the steps get, if the queue is closed or ``until`` has passed.
         """
