@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # No deadline for an example: a busy machine is no bug. Continuous integration tries the same examples every time, so
@@ -31,3 +32,17 @@ def pytest_collection_finish():
     # Thousands of tests stay to the end: a collector that looked at them each time would stop the tests for seconds.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(params=[signal.default_int_handler, "custom"])
+def interrupt_handler(request):
+    """The program's own handler of Ctrl-C, which must be in its place again after the test."""
+
+    def custom(number, frame):
+        raise KeyboardInterrupt
+
+    wanted = custom if request.param == "custom" else request.param
+    before = signal.signal(signal.SIGINT, wanted)
+    yield wanted
+    assert signal.getsignal(signal.SIGINT) is wanted
+    signal.signal(signal.SIGINT, before)

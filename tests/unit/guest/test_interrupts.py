@@ -21,22 +21,8 @@ def host(body):
     return HostFunction("h", "f", (), ("i32",), body)
 
 
-@pytest.fixture(params=[signal.default_int_handler, "custom"])
-def handler(request):
-    """The program's own handler of Ctrl-C, which must be back in its place after every call."""
-
-    def custom(number, frame):
-        raise KeyboardInterrupt
-
-    wanted = custom if request.param == "custom" else request.param
-    before = signal.signal(signal.SIGINT, wanted)
-    yield wanted
-    assert signal.getsignal(signal.SIGINT) is wanted
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("export", ["spin", "calls"])
-def test_ctrl_c_ends_a_guest_on_the_main_thread(spawn, capfd, handler, export):
+def test_ctrl_c_ends_a_guest_on_the_main_thread(spawn, capfd, interrupt_handler, export):
     entered = threading.Event()
 
     def body(_call) -> int:
@@ -58,7 +44,7 @@ def test_ctrl_c_ends_a_guest_on_the_main_thread(spawn, capfd, handler, export):
     assert "ignored" not in capfd.readouterr().err
 
 
-def test_ctrl_c_raises_inside_the_body_of_a_host_function(spawn, handler):
+def test_ctrl_c_raises_inside_the_body_of_a_host_function(spawn, interrupt_handler):
     after = []
 
     def body(_call) -> int:
@@ -71,7 +57,7 @@ def test_ctrl_c_raises_inside_the_body_of_a_host_function(spawn, handler):
     assert not after
 
 
-def test_ctrl_c_passes_through_a_sandbox_within_a_sandbox(spawn, handler):
+def test_ctrl_c_passes_through_a_sandbox_within_a_sandbox(spawn, interrupt_handler):
     def interrupt(_call) -> int:
         _thread.interrupt_main()
         return 1

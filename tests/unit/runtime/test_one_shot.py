@@ -6,7 +6,6 @@ import _thread
 import ctypes
 import dataclasses
 import gc
-import signal
 import struct
 import threading
 
@@ -271,23 +270,9 @@ def test_sandboxes_of_a_collected_plan_are_closed_by_the_next(runtime):
     assert pooled.session._core.closed
 
 
-@pytest.fixture(params=[signal.default_int_handler, "custom"])
-def handler(request):
-    """The program's own handler of Ctrl-C, which is in its place all the time."""
-
-    def custom(number, frame):
-        raise KeyboardInterrupt
-
-    wanted = custom if request.param == "custom" else request.param
-    before = signal.signal(signal.SIGINT, wanted)
-    yield wanted
-    assert signal.getsignal(signal.SIGINT) is wanted
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("options", [{}, GPU])
 @pytest.mark.parametrize("export", ["spin", "calls"])
-def test_ctrl_c_ends_a_guest_on_the_main_thread(function, handler, capfd, export, options):
+def test_ctrl_c_ends_a_guest_on_the_main_thread(function, interrupt_handler, capfd, export, options):
     function.invoke("nothing", **options)
     for pause_s in (0.0, 0.001, 0.02):
         interrupter = threading.Timer(pause_s, _thread.interrupt_main)

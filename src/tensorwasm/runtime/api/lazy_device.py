@@ -22,7 +22,7 @@ class LazyDevice:
     def __init__(
         self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: SmPlacement | None, jit: bool
     ) -> None:
-        """Open nothing yet; `tensorwasm.runtime.Runtime` documents the arguments. Raises `InvalidArgs`."""
+        """Check and store the arguments of `tensorwasm.runtime.Runtime`; raise `InvalidArgs` for an invalid choice."""
         parse_choice(choice)
         self.reason = ""  # why this device was taken, in a few words; empty until it is open
         self._choice = choice

@@ -211,12 +211,12 @@ class ResolutionCache:
 
     def find(self, tenant: int, reference: str) -> Resolved | None:
         """Return what a tenant's reference leads to, None if it must be looked up."""
-        key, entries = (tenant, reference), self._cached.entries
-        if key not in entries:
+        key, entries = (tenant, reference), self._cached.entries  # not `LruCache.get`: each request comes here
+        entry = entries.get(key)
+        if entry is None:
             return None
         entries.move_to_end(key)
-        found = entries[key][0]
-        return found if time.monotonic_ns() < found.until_ns else None
+        return entry[0] if time.monotonic_ns() < entry[0].until_ns else None
 
     def put(self, resolved: Resolved, changes: int) -> None:
         """Cache a reference, unless `changes` differs from now: then it may lead to another version."""
