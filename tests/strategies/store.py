@@ -37,9 +37,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ns = 10**18
         place = self.open_backend()
-        self.stores = [
-            ContentStore(place, lambda _: QUOTA, recent_bytes=1000, now_ns=lambda: self.now_ns) for _ in range(2)
-        ]
+        self.stores = [ContentStore(place, QUOTA, recent_bytes=1000, now_ns=lambda: self.now_ns) for _ in range(2)]
         self.models = {tenant: Model(QUOTA) for tenant in TENANTS}
 
     @property

@@ -80,14 +80,9 @@ def open_store(
     Args:
         where: the location.
         recent_bytes: memory of this process for recently read artifacts.
-        cap: returns how many bytes a tenant may keep, None for the settings' quota; called on any thread.
+        cap: as for `ContentStore`.
     """
     current = settings.current()
     quota = Quota(current.artifacts_quota_mib * MIB, current.artifacts_count)
-
-    def quota_of(tenant: str) -> Quota:
-        most_bytes = cap(tenant)
-        return quota if most_bytes is None else Quota(most_bytes, quota.count)
-
     backend = open_backend(where or current.artifacts or str(settings.state_dir() / "artifacts"))
-    return ContentStore(backend, quota_of, recent_bytes=recent_bytes)
+    return ContentStore(backend, quota, cap=cap, recent_bytes=recent_bytes)

@@ -51,6 +51,7 @@ from tensorwasm.errors import (
     TooLarge,
 )
 
+_DEFAULT_QUOTA: Final = Quota()
 _TRIES: Final = 200  # exchanges lost to other processes before a change is given up
 _LONGEST_PAUSE_S: Final = 0.25
 _KNOWN_TENANTS: Final = 256  # whose catalogs are kept decoded
@@ -73,18 +74,21 @@ class ContentStore:
     def __init__(
         self,
         backend: Backend,
-        quota: Callable[[str], Quota] = lambda _tenant: Quota(),
+        quota: Quota = _DEFAULT_QUOTA,
         *,
+        cap: Callable[[str], int | None] = lambda _tenant: None,
         recent_bytes: int = 0,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Open the store; nothing is read yet.
 
-        ``recent_bytes`` is memory for recently read artifacts; 0 reads and hashes at each `get`. ``now_ns`` returns
-        nanoseconds since 1970; machines that share a backend should agree on it to within a grace.
+        ``quota`` is each tenant's; ``cap`` returns how many bytes one of them may keep instead, None for the quota's,
+        and is called on any thread. ``recent_bytes`` is memory for recently read artifacts; 0 reads and hashes at each
+        `get`. ``now_ns`` returns nanoseconds since 1970; machines that share a backend should agree on it to within a
+        grace.
         """
         self._backend = backend
-        self._quota = quota
+        self._default_quota, self._cap = quota, cap
         self._now_ns = now_ns
         self._recent = ReadCache(recent_bytes)
         self._turns: WeakValueDictionary[str, Lock] = WeakValueDictionary()
@@ -288,6 +292,10 @@ class ContentStore:
         found = (loaded.version, catalog.decode(loaded.data))
         self._remember(tenant, found)
         return found
+
+    def _quota(self, tenant: str) -> Quota:
+        most_bytes = self._cap(tenant)
+        return self._default_quota if most_bytes is None else Quota(most_bytes, self._default_quota.count)
 
     def _remember(self, tenant: str, found: tuple[Version, TenantCatalog]) -> None:
         with self._lock:

@@ -29,9 +29,7 @@ def _together(*actions):
 
 
 def test_quotas_are_exact_under_contention(backend):
-    stores = [
-        ContentStore(backend, lambda _: Quota(artifact_bytes=130, count=100)) for _ in range(4)
-    ]  # as if processes
+    stores = [ContentStore(backend, Quota(artifact_bytes=130, count=100)) for _ in range(4)]  # as if processes
 
     def fill(number):
         for n in range(8):

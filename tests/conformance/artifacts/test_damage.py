@@ -159,6 +159,6 @@ def test_artifacts_that_become_equal_become_one(store):
 
 
 def test_a_full_quota_does_not_hold_up_a_renewal(backend):
-    store = ContentStore(backend, lambda _: Quota(artifact_bytes=4, count=1))
+    store = ContentStore(backend, Quota(artifact_bytes=4, count=1))
     store.put("t", "snapshot", b"full")
     assert store.renew(["snapshot"], lambda *_: b"longer than that").renewed == 1

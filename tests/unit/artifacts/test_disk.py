@@ -27,7 +27,7 @@ A, B, C, NEW = b"a" * 50, b"b" * 50, b"c" * 50, b"new" * 50
 
 
 def open_store(folder, calls=None, now_ns=HOUR_NS, quota=Quota()):  # noqa: B008 - a value
-    return ContentStore(DiskBackend(folder, calls), lambda _: quota, now_ns=lambda: now_ns)
+    return ContentStore(DiskBackend(folder, calls), quota, now_ns=lambda: now_ns)
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ from tensorwasm.artifacts.backends.disk import DiskBackend
 from tensorwasm.artifacts.values import Quota
 from tensorwasm.errors import QuotaExceeded
 
-store = ContentStore(DiskBackend(Path(sys.argv[1])), lambda _: Quota(artifact_bytes=250, count=1000))
+store = ContentStore(DiskBackend(Path(sys.argv[1])), Quota(artifact_bytes=250, count=1000))
 print("ready", flush=True)
 sys.stdin.readline()
 done = 0

@@ -194,7 +194,7 @@ def test_no_chain_is_followed_for_ever(view):
 
 @pytest.mark.parametrize("quota", [Quota(len(MODULE) - 1, 9), Quota(len(MODULE) + 1, 9), Quota(1 << 20, 1)])
 def test_a_failed_save_leaves_the_name_as_it_was(function, quota):
-    view = TenantView(ContentStore(MemoryBackend(), lambda _: quota), "alice")
+    view = TenantView(ContentStore(MemoryBackend(), quota), "alice")
     view.bind("state", old := view.put("kernel", b""))
     with function.open() as live, pytest.raises(QuotaExceeded):
         store_snapshot(view, "state", live, MODULE, keys=RING)
