@@ -1,4 +1,7 @@
-"""Files and folders of this user alone: checked before they are read, and written whole or not at all."""
+"""Files and folders of this user alone: checked before they are read, and written whole or not at all.
+
+`store_errors` makes the store's error of what the system, or the library of an object store, raises.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from tensorwasm.artifacts.values import store_errors
-from tensorwasm.errors import UnsafeFile
+from tensorwasm.errors import StoreUnavailable, UnsafeFile
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -176,6 +178,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def store_errors(doing: str, *others: type[Exception]) -> Iterator[None]:
+    """Translate OSError, and errors of a library, into `StoreUnavailable`: the store cannot be ``doing`` (read, ...).
+
+    The message has the system's reason without a path, of a library's error its class: its text may have host names.
+    """
+    errors: tuple[type[Exception], ...] = (OSError, *others)
+    try:
+        yield
+    except errors as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise StoreUnavailable(f"the artifact store cannot be {doing}: {reason}") from error
 
 
 @contextmanager

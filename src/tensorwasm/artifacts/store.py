@@ -38,7 +38,6 @@ from tensorwasm.artifacts.values import (
     Stat,
     TenantUsage,
     VerificationReport,
-    checked_text,
 )
 from tensorwasm.errors import (
     ArtifactCorrupt,
@@ -205,7 +204,7 @@ class ContentStore:
 
     def bind(self, tenant: str, name: str, digest: Digest) -> None:
         """Make a name refer to an artifact, and no longer to its previous one; QuotaExceeded if there are too many."""
-        checked_text("a name", name, MAX_NAME_BYTES)
+        _require_text("a name", name, MAX_NAME_BYTES)
         self._change(tenant, lambda old: old.binding(name, bytes(digest), self._quota(tenant)))
 
     def resolve(self, tenant: str, name: str) -> Digest:
@@ -282,7 +281,7 @@ class ContentStore:
 
     def _load(self, tenant: str) -> tuple[Version, TenantCatalog]:
         """Return a tenant's catalog as it is now."""
-        checked_text("a tenant", tenant, MAX_TENANT_BYTES)
+        _require_text("a tenant", tenant, MAX_TENANT_BYTES)
         with self._lock:
             known = self._known.get(tenant)
         loaded = self._backend.load(tenant, known[0] if known else None)
@@ -331,6 +330,16 @@ class ContentStore:
             self._recent.drop((tenant, key))
         if keys:
             self._backend.erase(tenant, keys)
+
+
+def _require_text(what: str, text: str, limit_bytes: int) -> None:
+    """Check that a tenant or a name is 1 to ``limit_bytes`` long in UTF-8, or raise InvalidArgs."""
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        length = 0
+    if not 1 <= length <= limit_bytes:
+        raise InvalidArgs(f"{what} is 1 to {limit_bytes} bytes of UTF-8, not {text[:32]!r}")
 
 
 @dataclass(frozen=True, slots=True)

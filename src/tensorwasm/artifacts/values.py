@@ -1,13 +1,11 @@
-"""The values that the artifact store takes and returns, and its common checks."""
+"""The values that the artifact store takes and returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from tensorwasm.errors import InvalidArgs, StoreUnavailable
 from tensorwasm.values import MIB
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -125,28 +123,3 @@ class RenewalReport:
     renewed: int
     kept: int
     findings: tuple[ArtifactFinding, ...]
-
-
-def checked_text(what: str, text: str, limit_bytes: int) -> str:
-    """Return a tenant or a name if it is 1 to ``limit_bytes`` long in UTF-8, InvalidArgs otherwise."""
-    try:
-        length = len(text.encode())
-    except UnicodeEncodeError:
-        length = 0
-    if not 1 <= length <= limit_bytes:
-        raise InvalidArgs(f"{what} is 1 to {limit_bytes} bytes of UTF-8, not {text[:32]!r}")
-    return text
-
-
-@contextmanager
-def store_errors(doing: str, *others: type[Exception]) -> Iterator[None]:
-    """Translate OSError, and errors of a library, into `StoreUnavailable`: the store cannot be ``doing`` (read, ...).
-
-    The message has the system's reason without a path, of a library's error its class: its text may have host names.
-    """
-    errors: tuple[type[Exception], ...] = (OSError, *others)
-    try:
-        yield
-    except errors as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise StoreUnavailable(f"the artifact store cannot be {doing}: {reason}") from error

@@ -26,8 +26,8 @@ from typing import Final
 
 from tensorwasm.artifacts import catalog
 from tensorwasm.artifacts.backends.port import NOTHING, Backend, StoredCatalog, Version, folder_of, tenant_of
-from tensorwasm.artifacts.private_files import FILE_MODE, FOLDER_MODE, open_own, require_own_folder
-from tensorwasm.artifacts.values import Buffer, store_errors
+from tensorwasm.artifacts.private_files import FILE_MODE, FOLDER_MODE, open_own, require_own_folder, store_errors
+from tensorwasm.artifacts.values import Buffer
 from tensorwasm.errors import NotSupported
 
 DRAFT: Final = "draft-"

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from tensorwasm.artifacts import catalog
 from tensorwasm.artifacts.backends.port import NOTHING, Backend, StoredCatalog, Version, folder_of, tenant_of
-from tensorwasm.artifacts.values import Buffer, store_errors
+from tensorwasm.artifacts.private_files import store_errors
+from tensorwasm.artifacts.values import Buffer
 from tensorwasm.errors import ArtifactCorrupt, NotSupported
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
