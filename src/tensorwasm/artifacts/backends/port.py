@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol, TypeAlias
 
 from tensorwasm.artifacts.values import Buffer
@@ -84,6 +85,7 @@ class Backend(Protocol):
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
+@lru_cache(1024)
 def folder_of(tenant: str) -> str:
     """Return a tenant's name as part of a path, made of ``a-z``, ``0-9``, ``-`` and ``_``; it is unique."""
     return "".join(chr(byte) if chr(byte) in _PLAIN else f"_{byte:02x}" for byte in tenant.encode())
