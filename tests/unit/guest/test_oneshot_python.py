@@ -16,9 +16,9 @@ from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.native.session_layouts import take_layout
-from tensorwasm.guest.sandbox import oneshot
+from tensorwasm.guest.sandbox import linker, oneshot
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
+from tensorwasm.guest.sandbox.oneshot import OneShotSandbox
 from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline, Limits
 from timing import costs_less
@@ -35,7 +35,8 @@ OVERFLOWING = """(module (memory 1) (data (i32.const 65535) "ab") (func (export 
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(oneshot, "load_oneshot", lambda: None)
+    for module in (linker, oneshot):
+        monkeypatch.setattr(module, "load_oneshot", lambda: None)
     engine = Engine.shared(EngineConfig(slots=8))
     slots, states = engine.free_slots, len(STATES)
     yield engine
@@ -66,9 +67,9 @@ def call(sandbox: OneShotSandbox, *args: object, deadline: Deadline | None = Non
 
 
 def test_one_shot_sandboxes_without_compiled_host_functions_need_no_compiled_code(prepared):
-    assert is_one_shot(prepared)
+    assert prepared.is_one_shot()
     prepared.needs_layout = True
-    assert not is_one_shot(prepared)
+    assert not prepared.is_one_shot()
     with pytest.raises(InternalError):
         OneShotSandbox(prepared, "trap", Limits(), take_layout())
 

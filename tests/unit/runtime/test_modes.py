@@ -22,7 +22,7 @@ from tensorwasm import Runtime, settings
 from tensorwasm.errors import GuestTrap, InternalError, InvalidArgs, InvokeTimeout, MissingExport
 from tensorwasm.guest.native import session_layouts
 from tensorwasm.guest.native.loading import may_have_fibers
-from tensorwasm.guest.sandbox import oneshot
+from tensorwasm.guest.sandbox import linker, oneshot
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.runtime.invoke.one_shot import MAX_IDLE, FiberPlan, OneShotPlan, PooledSandbox
@@ -110,7 +110,8 @@ def runtime(mode):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "current", lambda: changed)
         if not mode.compiled:
-            patch.setattr(oneshot, "load_oneshot", lambda: None)
+            for module in (linker, oneshot):
+                patch.setattr(module, "load_oneshot", lambda: None)
         with Runtime("emulator") as runtime:
             runtime.load(bytes(wat2wasm(WAT))).invoke("nothing", **GPU)  # compiled code is loaded from now on
             yield runtime

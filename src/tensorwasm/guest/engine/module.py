@@ -21,7 +21,7 @@ from tensorwasm.guest.engine import capi, codec, traps
 from tensorwasm.guest.engine.capi import RELEASING
 from tensorwasm.guest.engine.engine import MAX_INSTANCE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Engine
 from tensorwasm.guest.engine.traps import SourceLines
-from tensorwasm.values import Limits
+from tensorwasm.values import MIB, Limits
 from tensorwasm.wasm import preamble
 from tensorwasm.wasm.preamble import Import, Preamble
 from tensorwasm.wasm.types import FuncType
@@ -40,6 +40,7 @@ _FUNCTION_BYTES: Final = 32
 _IMPORT_BYTES: Final = 32
 _GLOBAL_BYTES: Final = 16
 _TAG_BYTES: Final = 16
+_QUICK_BYTES: Final = MIB
 
 
 Reader = Callable[[ctypes.Array[ctypes.c_char], int], Sequence[codec.Number]]
@@ -94,6 +95,7 @@ class CompiledModule:
         size_bytes: of its binary.
         lines: finds source lines of its traps, None without debug information.
         admitted: limits that its declarations were found to be within, None before the first sandbox.
+        is_quick: instantiating runs no guest code and copies little, so that it may keep the GIL.
         is_reactor: it exports `INITIALISE` as a function without parameters and results.
     """
 
@@ -104,6 +106,7 @@ class CompiledModule:
         "engine",
         "exports",
         "imports",
+        "is_quick",
         "is_reactor",
         "lines",
         "preamble",
@@ -119,6 +122,8 @@ class CompiledModule:
         self.size_bytes = size_bytes
         self.lines: SourceLines | None = None
         self.admitted: Limits | None = None
+        small = size_bytes < _QUICK_BYTES or engine.config.images  # there memory is mapped, not copied
+        self.is_quick = small and not preamble.has_start
         initialise = self.exports.get(INITIALISE)
         self.is_reactor = initialise is not None and initialise.signature == FuncType()
         self._plans: dict[str, CallPlan] = {}

@@ -27,7 +27,7 @@ from tensorwasm.guest.native.session_layouts import SCRATCH, return_layout
 from tensorwasm.guest.sandbox import stack, wasi
 from tensorwasm.guest.sandbox.interrupts import shielded
 from tensorwasm.guest.sandbox.linker import LinkedModule
-from tensorwasm.guest.sandbox.state import GuestState, close_store, earlier, is_quick, open_store, take_outcome
+from tensorwasm.guest.sandbox.state import GuestState, close_store, earlier, open_store, take_outcome
 from tensorwasm.guest.sandbox.suspended_call import WaitingFunction
 from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.guest.sandbox.wasi_io import GuestOutput
@@ -228,7 +228,7 @@ class Fiber(SuspendableSandbox):
         self._values.write(args)
         self._drain, self._supply, self._furnish = drain, supply, furnish
         self._unfurnish: Callable[[], object] | None = None
-        self._quick, self._made, self._future, self._store = is_quick(module), False, 0, 0
+        self._quick, self._made, self._future, self._store = module.is_quick, False, 0, 0
         super().__init__(linked, GuestState(module.engine, services, layout, module.lines), layout.wait)
         self._open(limits, wasi_config, deadline)
 

@@ -27,7 +27,6 @@ from tensorwasm.guest.sandbox.state import (
     GuestState,
     close_store,
     earlier,
-    is_quick,
     open_store,
     take_outcome,
 )
@@ -278,7 +277,7 @@ class Instance:
     def _instantiate(self, deadline: Deadline | None) -> None:
         state, instance = self._state, _InstanceRecord()
         arguments = (self._linked.address, state.context, instance, ctypes.byref(self._trap))
-        if is_quick(self.module):
+        if self.module.is_quick:
             # No guest code runs, and no other thread knows the sandbox yet: neither the lock nor a deadline is needed.
             stack.require(self.module.engine.config.stack_bytes)
             if deadline is not None and deadline.expired():

@@ -16,6 +16,7 @@ from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.imports.suspension import SuspensionCode
+from tensorwasm.guest.native.loading import load_oneshot, load_oneshot_fiber
 from tensorwasm.guest.native.structures import (
     INTERPRETER,
     NO_ENTRIES,
@@ -61,6 +62,17 @@ class LinkedModule:
 
     def __del__(self) -> None:
         KEEPING.wasmtime_instance_pre_delete(self.address)
+
+    def is_one_shot(self) -> bool:
+        """Return whether one-shot sandboxes can run the module; with compiled host functions it needs compiled code."""
+        plain = not self.needs_wasi and self.waiting is None and self.module.is_quick
+        able = not self.needs_layout or load_oneshot() is not None
+        return plain and able and not self.module.engine.config.host_memory
+
+    def is_one_shot_fiber(self) -> bool:
+        """Return whether one-shot fibers can run the module. Imports Numba."""
+        plain = self.waiting is not None and not self.needs_wasi and self.module.is_quick
+        return plain and not self.module.engine.config.host_memory and load_oneshot_fiber() is not None
 
 
 class Linker:

@@ -35,7 +35,6 @@ from tensorwasm.guest.sandbox.state import (
     GuestState,
     close_store,
     earlier,
-    is_quick,
     on_epoch,
     take_outcome,
 )
@@ -46,13 +45,6 @@ _VALUE: Final = GlobalWrite.value.offset
 
 _abandoned: Final[dict[int, LinkedModule]] = {}
 """Stores whose memory a device may still reach: kept with their slots, because they can never be deleted safely."""
-
-
-def is_one_shot(linked: LinkedModule) -> bool:
-    """Return whether one-shot sandboxes can run a module; one with compiled host functions needs compiled code."""
-    plain = not linked.needs_wasi and linked.waiting is None and is_quick(linked.module)
-    able = not linked.needs_layout or load_oneshot() is not None
-    return plain and able and not linked.module.engine.config.host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,7 @@ class OneShotSandbox:
         brief: bool = False,
         initialiser: str | None = None,
     ) -> None:
-        """Prepare the call descriptor of a module for which `is_one_shot` is true.
+        """Prepare the call descriptor of a module for which `LinkedModule.is_one_shot` is true.
 
         The layout, zeros or a session's, is owned until `close`. ``brief`` says that a guest runs only shortly between
         two clock checks: it may keep the GIL until its first tick. ``saved`` is for a module's blank form

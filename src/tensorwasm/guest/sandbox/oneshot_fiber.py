@@ -23,16 +23,10 @@ from tensorwasm.guest.native.structures import CallStatus
 from tensorwasm.guest.sandbox.fiber import SuspendableSandbox, ValueVector
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.oneshot import describe_call, free_outcome, raise_outcome
-from tensorwasm.guest.sandbox.state import STATES, GuestState, close_store, is_quick
+from tensorwasm.guest.sandbox.state import STATES, GuestState, close_store
 from tensorwasm.values import Limits
 
 _DONE: Final = int(CallStatus.DONE)
-
-
-def is_one_shot_fiber(linked: LinkedModule) -> bool:
-    """Return whether one-shot fibers can run a module. Imports Numba."""
-    plain = linked.waiting is not None and not linked.needs_wasi and is_quick(linked.module)
-    return plain and not linked.module.engine.config.host_memory and load_oneshot_fiber() is not None
 
 
 class OneShotFiber(SuspendableSandbox):

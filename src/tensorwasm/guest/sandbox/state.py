@@ -28,12 +28,11 @@ from tensorwasm.gpu.native.layout import NO_DEADLINE_NS, SessionLayout
 from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES, Engine
-from tensorwasm.guest.engine.module import CompiledModule
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.native.session_layouts import SCRATCH
 from tensorwasm.guest.sandbox.wasi_io import WasiState
-from tensorwasm.values import MIB, Deadline, Limits
+from tensorwasm.values import Deadline, Limits
 
 _MEMORY: Final = b"memory"
 _NO_SERVICES: Final[Mapping[str, object]] = MappingProxyType({})
@@ -44,7 +43,6 @@ START_CEILING_S: Final = 30.0
 QUICK_NS: Final = 1_000_000
 """A guest that ran longer may have touched so much memory that freeing it takes long."""
 
-_QUICK_BYTES: Final = MIB
 _REFUSALS: Final = (  # wasmtime's words; slots are counted and mappings reserved before, so this is a second line
     ("maximum concurrent", "the pool is full; try again later"),
     ("os error 12", "the system has no memory, or this process no mappings left (vm.max_map_count); try again later"),
@@ -274,12 +272,6 @@ def open_store(state: GuestState, limits: Limits) -> int:
 def close_store(store: int, spent_ns: int) -> None:
     """Free a store from `open_store`, whose guest ran that long."""
     (KEEPING.wasmtime_store_delete if spent_ns < QUICK_NS else RELEASING.wasmtime_store_delete)(store)
-
-
-def is_quick(module: CompiledModule) -> bool:
-    """Return whether instantiating runs no guest code and copies little, so that it may keep the GIL."""
-    small = module.size_bytes < _QUICK_BYTES or module.engine.config.images  # there memory is mapped, not copied
-    return small and not module.preamble.has_start
 
 
 def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) -> bool:

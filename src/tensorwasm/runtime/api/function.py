@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge, quote
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
-from tensorwasm.guest.sandbox.oneshot import is_one_shot
 from tensorwasm.guest.sandbox.wasi_io import Inherit, Sink
 from tensorwasm.runtime.invoke.deployed_module import DeployedModule, Host
 from tensorwasm.runtime.invoke.dispatch import Dispatcher
@@ -76,7 +75,7 @@ class Function(DeployedModule):
         if old is not None:
             self.host.warm.remove(old)
         initialisers = self.initialisers(None)
-        if count and (initialisers or not is_one_shot(self.prepared)):
+        if count and (initialisers or not self.prepared.is_one_shot()):
             config = configure(self.prepared, self.name, Grants(), argv, env)
             kept = make_specification(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(kept)

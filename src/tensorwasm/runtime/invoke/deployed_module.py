@@ -2,7 +2,7 @@
 
 Words for how long guests take, here and in what runs them:
 
-- *quick*: a module whose sandboxes are made with little to copy (`tensorwasm.guest.sandbox.state.is_quick`);
+- *quick*: a module whose sandboxes are made with little to copy (`CompiledModule.is_quick`);
 - *brief*: a quick module whose guests do nothing long that a timer cannot end (`is_interruptible`);
 - *pure*: a brief module without imports, so that a call can be ended and made anew elsewhere;
 - *light*: a job that opens nothing before it runs a guest of a brief module, so that an event loop may begin it;
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.errors import MissingExport, NotSupported, quote, quote_all
 from tensorwasm.guest.engine.module import COMMAND, INITIALISE
-from tensorwasm.guest.sandbox.state import is_quick
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import Export, Preamble, longest_body
@@ -91,7 +90,7 @@ class DeployedModule:
     def brief(self) -> bool:
         """Whether its guests may begin on an event loop's thread: sandboxes are made fast, and a timer can end them."""
         module = self.prepared.module
-        return is_quick(module) and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
+        return module.is_quick and is_interruptible(self._wasm, module.preamble, self.host.limits.memory_bytes)
 
     @functools.cached_property
     def pure(self) -> bool:

@@ -22,8 +22,7 @@ from tensorwasm.errors import InvalidArgs, TensorWasmError
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.native.loading import is_loading, load_oneshot
 from tensorwasm.guest.reactor.preemption_timer import find_timer
-from tensorwasm.guest.sandbox.oneshot import SavedStart, is_one_shot
-from tensorwasm.guest.sandbox.oneshot_fiber import is_one_shot_fiber
+from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.device_access import DIRECT, resolve_memory_kind, wants_compiled
@@ -97,8 +96,8 @@ CONDITIONS: Final = (
     ),
     Condition(
         "its module has no WASI, no start function, and little to copy when a sandbox is made",
-        lambda asked: is_one_shot(asked.prepared),
-        lambda asked: is_one_shot_fiber(asked.module.form(Form(fibers=True))),
+        lambda asked: asked.prepared.is_one_shot(),
+        lambda asked: asked.module.form(Form(fibers=True)).is_one_shot_fiber(),
     ),
 )
 """What a call must meet to be one-shot, in this order; the first row that it does not meet makes it a full one."""
@@ -288,7 +287,7 @@ class Dispatcher:
             form = Form(fibers=True)
             if granted.cuda:
                 form = _fiber_form(module.host.share(), resolve_memory_kind(memory))
-            is_one_shot_fiber(module.form(form))  # compiled code is loaded now, and not on the first caller's thread
+            module.form(form).is_one_shot_fiber()  # compiled code is loaded now, and not on the first caller's thread
         self._prepared.add((granted.cuda, memory))
 
     def prepare_pure(self) -> None:

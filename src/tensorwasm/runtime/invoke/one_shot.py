@@ -111,7 +111,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         settings: those that it was made under.
     """
 
-    prepared: LinkedModule  # the module, for which `tensorwasm.guest.sandbox.oneshot.is_one_shot`
+    prepared: LinkedModule  # the module, for which `LinkedModule.is_one_shot`
     export: str
     limits: Limits
     share: Callable[[], SharedDevice] | None = None  # opens the device, None without a GPU
@@ -208,7 +208,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
 class FiberPlan(_Plan[OneShotFiber]):
     """What is prepared once for one-shot calls of an export as fibers. Thread-safe.
 
-    The prepared form is one for which `tensorwasm.guest.sandbox.oneshot_fiber.is_one_shot_fiber`.
+    The prepared form is one for which `LinkedModule.is_one_shot_fiber`.
     """
 
     def __init__(self, function: DeployedModule, prepared: LinkedModule, export: str) -> None:

@@ -17,7 +17,7 @@ from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, is_one_shot
+from tensorwasm.guest.sandbox.oneshot import OneShotSandbox
 from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline, Limits
 
@@ -77,7 +77,7 @@ def make_oneshot(engine):
 
     def make(export: str = "one", contexts: Contexts | None = None, *, brief: bool = True) -> OneShotSandbox:
         prepared = Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(WAT))))
-        assert is_one_shot(prepared)
+        assert prepared.is_one_shot()
         layout = take_layout()
         if contexts is not None:
             layout.driver = ctypes.addressof(contexts.table)
@@ -244,4 +244,4 @@ def test_a_used_slot_is_cleared(make_oneshot):
     ],
 )
 def test_modules_that_do_more_are_instances(engine, wat):
-    assert not is_one_shot(Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(wat)))))
+    assert not Linker(engine).prepare(compile_module(engine, bytes(wat2wasm(wat)))).is_one_shot()
