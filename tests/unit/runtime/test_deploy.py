@@ -497,7 +497,10 @@ class TestRuntime:
     @pytest.mark.rule("6-uploaded")
     def test_load_refuses_precompiled_code(self, engine, config):
         code = precompiled.serialize(compile_module(engine, WASM))
-        with Runtime("emulator", slots=8) as runtime, pytest.raises(InvalidWasm, match="not accepted"):
+        with (
+            Runtime("emulator", slots=8) as runtime,
+            pytest.raises(InvalidWasm, match=r"precompiled code, which is not accepted: give the \.wasm"),
+        ):
             runtime.load(code)
 
     @pytest.mark.rule("6-child")

@@ -2,7 +2,7 @@
 
 These bytes run in this process outside every sandbox: wasmtime compares version, target and settings, and trusts the
 rest. So only what our own compiler returned (`tensorwasm.guest.engine.compiler`), or was kept of that under the
-machine's own key (`tensorwasm.runtime.deploy.code_files`), is loaded here; `refuse` rejects uploads.
+machine's own key (`tensorwasm.runtime.deploy.code_files`), is loaded here; `Deployer.deploy` refuses uploads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import InternalError, InvalidWasm
+from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.engine import Engine
@@ -23,14 +23,9 @@ from tensorwasm.wasm.preamble import Preamble
 from tensorwasm.wasm.sections import HEADER
 
 MAGIC: Final = b"\x7fELF"
+"""What precompiled code begins with."""
 
 _HANDLES: Final = Path("/proc/self/fd")
-
-
-def refuse(wasm: bytes) -> None:
-    """Raise `InvalidWasm` if this is precompiled code."""
-    if wasm[: len(MAGIC)] == MAGIC:
-        raise InvalidWasm("this is precompiled code, which is not accepted: give the .wasm that it was made from")
 
 
 def serialize(module: CompiledModule) -> bytes:

@@ -133,7 +133,8 @@ class Deployer:
             CapacityExhausted: the system starts no process for the compiler.
             CancelledError: it was stopped.
         """
-        precompiled.refuse(wasm)
+        if wasm.startswith(precompiled.MAGIC):
+            raise InvalidWasm("this is precompiled code, which is not accepted: give the .wasm that it was made from")
         if len(wasm) > limits.module_bytes:
             raise ModuleTooLarge(f"the module has {len(wasm)} bytes; the limit is {limits.module_bytes}")
         digest = blake3(wasm)
