@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+from sqlalchemy import URL, Engine, create_engine, event, exc
 from sqlalchemy.pool import QueuePool
 
 from tensorwasm.errors import Conflict, DatabaseUnavailable, InternalError, InvalidArgs, UnsafeFile
@@ -31,6 +31,10 @@ BUSY_S: Final = 2.0
 
 CONNECT_S: Final = 5
 STATEMENT_MS: Final = 30_000
+
+BEGIN: Final[Mapping[str, tuple[str, str]]] = {"sqlite": ("BEGIN IMMEDIATE", "BEGIN")}
+"""How transactions that write and that read begin, by dialect: SQLite's driver would begin late, and without the lock
+that a writer needs from the start. Other drivers begin them themselves."""
 
 _PRAGMAS: Final = (
     "journal_mode=WAL",
@@ -83,10 +87,10 @@ def make_sqlite_engines(url: URL, readers: int) -> tuple[Engine, Engine]:
     path = Path(url.database).absolute()
     _make_file(path)
     place = URL.create("sqlite", database=str(path))
-    return _open_sqlite(place, 1, "BEGIN IMMEDIATE", writes=True), _open_sqlite(place, readers, "BEGIN", writes=False)
+    return _open_sqlite(place, 1, writes=True), _open_sqlite(place, readers, writes=False)
 
 
-def _open_sqlite(url: URL, connections: int, begin: str, *, writes: bool) -> Engine:
+def _open_sqlite(url: URL, connections: int, *, writes: bool) -> Engine:
     engine = _make_engine(
         url, connections, BUSY_S, {"timeout": BUSY_S, "check_same_thread": False, "isolation_level": None}
     )
@@ -96,11 +100,6 @@ def _open_sqlite(url: URL, connections: int, begin: str, *, writes: bool) -> Eng
         for pragma in (*_PRAGMAS, f"query_only={'OFF' if writes else 'ON'}"):
             _execute(connection, f"PRAGMA {pragma}")
         connection.create_function("unix_ms", 0, lambda: time.time_ns() // 1_000_000)
-
-    @event.listens_for(engine, "begin")
-    def begin_here(connection: Connection) -> None:
-        # The driver would begin late, and without the lock that a writer needs from the start.
-        connection.exec_driver_sql(begin)
 
     return engine
 

@@ -1,4 +1,4 @@
-"""`DatabaseExecutor`: a database for event loops; writes that wait at the same time share a commit."""
+"""`Database`: an open database. `DatabaseExecutor`: one for event loops; writes that wait together share a commit."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from tensorwasm.database.engine.dialects import breaks_transaction, is_deadlock, translate
-from tensorwasm.database.engine.opening import Database
+from tensorwasm.database.engine.dialects import BEGIN, breaks_transaction, is_deadlock, translate
 from tensorwasm.errors import CapacityExhausted, DatabaseUnavailable
 
 P = ParamSpec("P")
@@ -63,6 +64,55 @@ class _BrokenTransactionError(Exception):
         super().__init__(error)
         self.error = error
         self.deadlock = deadlock
+
+
+class Database:
+    """An open database: one thread may write and ``readers`` may read at a time. Thread-safe; all methods block."""
+
+    def __init__(self, writer: Engine, reader: Engine, readers: int) -> None:
+        self.dialect = writer.dialect.name
+        self.readers = readers
+        self._writer, self._reader = writer, reader
+        self._begin_writing, self._begin_reading = BEGIN.get(self.dialect, ("", ""))
+
+    def __repr__(self) -> str:
+        return f"Database({self.dialect!r})"
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """Give a connection in a transaction, which is rolled back on an error, and else committed and durable.
+
+        Raises:
+            DatabaseUnavailable: locked for more than 2 s, full, unreachable or damaged. Nothing was written; only if
+                PostgreSQL's connection breaks during the commit, that is unknown.
+            Conflict: a row violates a key.
+            InternalError: the database refused a statement.
+        """
+        return _transaction(self._writer, self._begin_writing)
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Give a connection that sees one consistent state and cannot write; raises as `writing`."""
+        return _transaction(self._reader, self._begin_reading)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._writer.dispose()
+        self._reader.dispose()
+
+
+@contextmanager
+def _transaction(engine: Engine, begin: str) -> Iterator[Connection]:
+    try:
+        with engine.connect() as connection:
+            try:
+                with connection.begin():
+                    if begin:
+                        connection.exec_driver_sql(begin)
+                    yield connection
+            except SQLAlchemyError:
+                connection.invalidate()  # a connection whose driver failed is never used again
+                raise
+    except SQLAlchemyError as error:
+        raise translate(error) from None
 
 
 class DatabaseExecutor:

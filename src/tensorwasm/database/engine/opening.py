@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy import URL, Connection, Engine, MetaData, insert, inspect, make_url, select, text, update
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 
-from tensorwasm.database.engine.dialects import make_postgresql_engines, make_sqlite_engines, translate
+from tensorwasm.database.engine.dialects import make_postgresql_engines, make_sqlite_engines
+from tensorwasm.database.engine.executor import Database
 from tensorwasm.database.schema import META, METADATA, SERVERS
 from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, SchemaTooNew, UnsafeFile
 
@@ -33,39 +34,6 @@ _DIALECTS: Final[Mapping[str, Callable[[URL, int], tuple[Engine, Engine]]]] = {
     "postgresql": make_postgresql_engines,
     "postgresql+psycopg": make_postgresql_engines,
 }
-
-
-class Database:
-    """An open database: one thread may write and ``readers`` may read at a time. Thread-safe; all methods block."""
-
-    def __init__(self, writer: Engine, reader: Engine, readers: int) -> None:
-        self.dialect = writer.dialect.name
-        self.readers = readers
-        self._writer = writer
-        self._reader = reader
-
-    def __repr__(self) -> str:
-        return f"Database({self.dialect!r})"
-
-    def writing(self) -> AbstractContextManager[Connection]:
-        """Give a connection in a transaction, which is rolled back on an error, and else committed and durable.
-
-        Raises:
-            DatabaseUnavailable: locked for more than 2 s, full, unreachable or damaged. Nothing was written; only if
-                PostgreSQL's connection breaks during the commit, that is unknown.
-            Conflict: a row violates a key.
-            InternalError: the database refused a statement.
-        """
-        return _transaction(self._writer)
-
-    def reading(self) -> AbstractContextManager[Connection]:
-        """Give a connection that sees one consistent state and cannot write; raises as `writing`."""
-        return _transaction(self._reader)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._writer.dispose()
-        self._reader.dispose()
 
 
 def open_database(url: str, *, readers: int = READERS) -> Database:
@@ -112,20 +80,6 @@ def _parse(url: str) -> tuple[URL, Callable[[URL, int], tuple[Engine, Engine]]]:
         return parsed, _DIALECTS[parsed.drivername]
     except (ArgumentError, KeyError, ValueError):
         raise InvalidArgs("TENSOR_WASM_DATABASE is no URL that begins with sqlite:/// or postgresql://") from None
-
-
-@contextmanager
-def _transaction(engine: Engine) -> Iterator[Connection]:
-    try:
-        with engine.connect() as connection:
-            try:
-                with connection.begin():
-                    yield connection
-            except SQLAlchemyError:
-                connection.invalidate()  # a connection whose driver failed is never used again
-                raise
-    except SQLAlchemyError as error:
-        raise translate(error) from None
 
 
 @dataclass(frozen=True, slots=True)
