@@ -62,22 +62,14 @@ class Lifecycle:
         self.state = State.STARTING  # the current one
         self.starts_at_s = clock()  # when, by the clock, the next process may be started
         self.replacing = False  # whether another process follows the one that drains
+        self.over = False  # no process will follow
+        self.takes = True  # a request given to the worker now will be run, by this process or the next
         self._backoff = backoff
         self._clock = clock
         self._ready_at_s: float | None = None
         self._ever_ready = False
         self._ends = 0
         self._idle_ends = 0
-
-    @property
-    def over(self) -> bool:
-        """Whether no process will follow."""
-        return self.state in {State.RETIRED, State.FAILED}
-
-    @property
-    def takes(self) -> bool:
-        """Whether a request given to the worker now will be run, by this process or the next."""
-        return not self.over and (self.state is not State.DRAINING or self.replacing)
 
     def ready(self) -> None:
         """Note that the process takes requests."""
@@ -113,4 +105,6 @@ class Lifecycle:
         return min(self._backoff.longest_s, self._backoff.first_s * 2.0 ** min(self._ends - 2, 64))
 
     def _move(self, event: LifecycleEvent) -> None:
-        self.state = TRANSITIONS[self.state, event]
+        self.state = state = TRANSITIONS[self.state, event]
+        self.over = state in {State.RETIRED, State.FAILED}
+        self.takes = not self.over and (state is not State.DRAINING or self.replacing)
