@@ -43,8 +43,9 @@ from tensorwasm.errors import (
     UnsupportedMediaType,
 )
 from tensorwasm.server.exchange import BECOME_TASK
+from tensorwasm.server.http.results import failure_fields
 from tensorwasm.server.http.routing import Reply, UnknownRoute, WrongMethod
-from tensorwasm.server.http.schemas import FailureOutput, encode, failure_fields
+from tensorwasm.server.http.schemas import FailureOutput, encode
 
 GZIP_BYTES: Final = 1400
 """Shortest reply that is compressed: a shorter one fits a network packet."""

@@ -1,4 +1,4 @@
-"""Replies of calls: results, and what the guest wrote.
+"""Replies of calls: results, what the guest wrote, and how it failed.
 
 Encoding much output at once would delay every other request, so it is encoded piece by piece. Its length is computed
 before the first byte is sent, so the connection stays open. A piece is encoded when the client takes it: beside the
@@ -8,24 +8,28 @@ output itself a reply needs the memory of one piece, and sent output is freed at
 from __future__ import annotations
 
 import asyncio
+import base64
 import binascii
 import codecs
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from tensorwasm.errors import GuestExit
+from tensorwasm.errors import GuestExit, GuestTrap, TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.long_work import return_rest_soon, run_slice
 from tensorwasm.server.http.routing import Reply, SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.http.schemas import Output, encode
+from tensorwasm.server.http.schemas import Output, StackFrame, encode
 
 LONG_BYTES: Final = 128 << 10
 """Longest output that is encoded at once: about 0.2 ms."""
 
 PIECE_BYTES: Final = 96 << 10
 """Bytes encoded at a time; a multiple of three, so that base64 continues without padding."""
+
+ENDING_BYTES: Final = 64 << 10
+"""Most bytes of standard output in an error's reply, and as many of standard error."""
 
 
 async def result_reply(field: str, called: str, outcome: Invocation) -> Reply | StreamedReply:
@@ -43,7 +47,7 @@ def immediate_reply(field: str, called: str, outcome: Invocation) -> Reply:
     head, more = _head(field, called, outcome), b""
     if outcome.stdout or outcome.stderr or outcome.chunks:
         written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
-        more = b"," + encode({name: Output.of(each) for name, each in written.items() if each})[1:-1]
+        more = b"," + encode({name: output_of(each) for name, each in written.items() if each})[1:-1]
     return Reply(b"%b%b}" % (head, more))
 
 
@@ -57,6 +61,37 @@ def require_success(outcome: Invocation) -> Invocation:
 def encode_result(outcome: Invocation) -> bytes:
     """Return the results as JSON, with every digit; ``"ok"`` for an export without results."""
     return outcome.to_json().encode() if outcome.result_types else b'"ok"'
+
+
+def output_of(written: bytes) -> Output:
+    """Return the JSON of output."""
+    try:
+        return Output(text=written.decode())
+    except UnicodeDecodeError:
+        return Output(base64=base64.b64encode(written).decode())
+
+
+def end_of_output(written: bytes, most_bytes: int = ENDING_BYTES) -> Output:
+    """Return the JSON of the end of output, where failures are reported."""
+    if len(written) <= most_bytes:
+        return output_of(written)
+    kept = written[-most_bytes:]
+    # A UTF-8 character that the cut divided is dropped.
+    start = next((index for index in range(min(4, len(kept))) if kept[index] & 0xC0 != 0x80), 0)
+    output = output_of(kept[start:])
+    output.truncated = True
+    return output
+
+
+def failure_fields(error: TensorWasmError) -> dict[str, Any]:
+    """Return the fields of `FailureOutput` that an error has."""
+    written = {name: getattr(error, name, b"") for name in ("stdout", "stderr")}
+    found: dict[str, Any] = {name: end_of_output(data) for name, data in written.items() if data}
+    if isinstance(error, GuestExit):
+        found["exit_code"] = error.code
+    if isinstance(error, GuestTrap) and error.backtrace:
+        found["backtrace"] = [StackFrame.of(frame) for frame in error.backtrace]
+    return found
 
 
 def _head(field: str, called: str, outcome: Invocation) -> bytes:

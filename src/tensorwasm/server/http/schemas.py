@@ -5,14 +5,13 @@ The class names are the schema names of the OpenAPI document, and their docstrin
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tensorwasm.errors import Frame, GuestExit, GuestTrap, TensorWasmError
+from tensorwasm.errors import Frame
 from tensorwasm.service.invocations.request import MAX_ARGS
 from tensorwasm.values import NEVER, Deadline
 
@@ -23,9 +22,6 @@ NAME: Final = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]{1,256}$"}
 """Schema of a name. That it has at most 256 bytes and is not blank is checked by handlers, with an error of its own."""
 
 Name = Annotated[str, Meta(extra_json_schema=NAME)]
-
-ENDING_BYTES: Final = 64 << 10
-"""Most bytes of standard output in an error's reply, and as many of standard error."""
 
 encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
 """Encodes JSON."""
@@ -47,29 +43,6 @@ class Output(msgspec.Struct, omit_defaults=True):
     text: str | UnsetType = UNSET
     base64: Bytes64 | UnsetType = UNSET
     truncated: bool = False
-
-    @classmethod
-    def of(cls, written: bytes) -> Output | UnsetType:
-        """Return the JSON of output; unset if it is empty."""
-        if not written:
-            return UNSET
-        try:
-            return cls(text=written.decode())
-        except UnicodeDecodeError:
-            return cls(base64=base64.b64encode(written).decode())
-
-    @classmethod
-    def end_of(cls, written: bytes, most_bytes: int = ENDING_BYTES) -> Output | UnsetType:
-        """Return the JSON of the end of output, where failures are reported; unset if it is empty."""
-        if len(written) <= most_bytes:
-            return cls.of(written)
-        kept = written[-most_bytes:]
-        # A UTF-8 character that the cut divided is dropped.
-        start = next((index for index in range(min(4, len(kept))) if kept[index] & 0xC0 != 0x80), 0)
-        output = cls.of(kept[start:])
-        if output is not UNSET:
-            output.truncated = True
-        return output
 
 
 class StackFrame(msgspec.Struct, omit_defaults=True):
@@ -104,17 +77,6 @@ class FailureOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     stderr: Output | UnsetType = UNSET
     exit_code: int | UnsetType = UNSET
     backtrace: list[StackFrame] | UnsetType = UNSET
-
-
-def failure_fields(error: TensorWasmError) -> dict[str, Any]:
-    """Return the fields of `FailureOutput` that an error has."""
-    written = {name: getattr(error, name, b"") for name in ("stdout", "stderr")}
-    found: dict[str, Any] = {name: Output.end_of(data) for name, data in written.items() if data}
-    if isinstance(error, GuestExit):
-        found["exit_code"] = error.code
-    if isinstance(error, GuestTrap) and error.backtrace:
-        found["backtrace"] = [StackFrame.of(frame) for frame in error.backtrace]
-    return found
 
 
 class Timed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -20,9 +20,9 @@ from typing import Final, Self
 from tensorwasm.errors import GuestError, InvokeTimeout, TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.replies import message_of
-from tensorwasm.server.http.results import encode_result, require_success
+from tensorwasm.server.http.results import encode_result, end_of_output, failure_fields, require_success
 from tensorwasm.server.http.routing import HttpRequest, SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.http.schemas import FailureOutput, Output, encode, failure_fields
+from tensorwasm.server.http.schemas import FailureOutput, encode
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.streaming import GuestStream, StreamEnding
 from tensorwasm.tenancy.quotas import QuotaHold
@@ -183,7 +183,7 @@ def encode_outcome(reference: str, outcome: Invocation) -> bytes:
     """Return the JSON at the end of a stream: the function, its results and what it wrote."""
     function_id = encode(reference.partition("@")[0])
     written = {"stdout": outcome.stdout, "stderr": outcome.stderr}
-    shown: dict[str, object] = {name: Output.end_of(data) for name, data in written.items() if data}
+    shown: dict[str, object] = {name: end_of_output(data) for name, data in written.items() if data}
     shown |= {f"{name}_truncated": True for name in outcome.truncated}
     more = b"," + encode(shown)[1:-1] if shown else b""
     return b'{"status":"ok","function_id":%b,"result":%b%b}' % (function_id, encode_result(outcome), more)

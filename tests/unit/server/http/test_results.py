@@ -1,15 +1,27 @@
-"""Answers whose output is too long to be encoded at once."""
+"""What a guest wrote, in answers: whole, in pieces where it is too long to be encoded at once, or its end."""
 
 import asyncio
+import base64
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from tensorwasm.errors import GuestExit, InvalidArgs
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http import results
-from tensorwasm.server.http.results import LONG_BYTES, PIECE_BYTES, chunked_reply, is_long
+from tensorwasm.server.http.results import (
+    ENDING_BYTES,
+    LONG_BYTES,
+    PIECE_BYTES,
+    chunked_reply,
+    end_of_output,
+    failure_fields,
+    is_long,
+    output_of,
+)
 from tensorwasm.server.http.schemas import Output
 
 
@@ -48,7 +60,7 @@ def test_pieces_join_to_the_whole_reply_of_the_announced_length(stdout, stderr, 
     found = json.loads(answer)
     assert found.pop("result") == "ok"
     written = {"stdout": stdout, "stderr": stderr, "output": b"".join(chunks)}
-    wanted = {name: Output.of(each) for name, each in written.items() if each}
+    wanted = {name: output_of(each) for name, each in written.items() if each}
     assert found == json.loads(results.encode(wanted))
 
 
@@ -135,3 +147,24 @@ def test_a_round_of_the_loop_encodes_one_piece_of_all_replies(monkeypatch):
     asyncio.run(run())
     assert len(encoded) == 24
     assert len(set(encoded)) == 24
+
+
+@given(WRITTEN.filter(bool), st.integers(1, 60))
+def test_the_end_of_output_is_a_suffix_of_bounded_length(written, most):
+    shown = end_of_output(written, most)
+    kept = shown.text.encode() if shown.text is not UNSET else base64.b64decode(shown.base64)
+    assert written.endswith(kept)
+    assert len(kept) <= most
+    assert shown.truncated == (len(written) > most)
+    assert len(kept) >= min(most, len(written)) - 3
+
+
+@given(st.text(alphabet="aé€😀", min_size=1, max_size=60), st.integers(4, 60))
+def test_the_end_of_a_text_divides_no_character(text, most):
+    assert end_of_output(text.encode(), most).text is not UNSET
+
+
+def test_only_guest_errors_carry_the_end_of_output():
+    found = failure_fields(GuestExit(3, b"x" * (ENDING_BYTES + 1), b""))
+    assert found == {"stdout": Output(text="x" * ENDING_BYTES, truncated=True), "exit_code": 3}
+    assert failure_fields(InvalidArgs("what")) == {}
