@@ -298,7 +298,8 @@ class Invocations:
         if resolved.cuda:
             work = worker_request(resolved, request, deadline, admitted.policy.quotas.get("gpu_bytes"))
             listener = output.listener(channel) if channel is not None and output is not None else None
-            return await self.workers.submit(work, listener)
+            executor = self.workers.executor or await self.workers.open()
+            return executor.submit(work, listener)
         options = options_for(resolved, request, deadline)
         if channel is not None:
             options["on_chunk"] = channel.put

@@ -9,20 +9,22 @@ from typing import cast
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
-from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.placement import Isolation
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerStatistics
 
 
 class Workers:
-    """An executor that is opened when first needed, which may block for a minute to find GPUs. For one event loop."""
+    """An executor that is opened when first needed. For one event loop.
+
+    Attributes:
+        executor: takes requests; None before it was opened.
+    """
 
     def __init__(self, open_executor: Callable[[], WorkerExecutor]) -> None:
         self._open_executor = open_executor
         self._opening: asyncio.Task[WorkerExecutor] | None = None
-        self._executor: WorkerExecutor | None = None
+        self.executor: WorkerExecutor | None = None
         self._closed = False
 
     @classmethod
@@ -33,33 +35,30 @@ class Workers:
         chosen = cast("Isolation | None", isolation or None)
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 
-    async def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Submit a request; see `tensorwasm.runtime.executor.local.Executor.submit`. Opens the executor if needed."""
-        executor = self._executor
-        if executor is None:
-            executor = await self._open()
-        return executor.submit(request, listener)
-
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Return a snapshot of every worker; empty before one is needed."""
-        return self._executor.workers() if self._executor is not None else ()
+        return self.executor.workers() if self.executor is not None else ()
 
     @property
     def restarts(self) -> int:
         """Number of processes that replaced others."""
         return sum(max(0, worker.starts - 1) for worker in self.statistics())
 
-    async def _open(self) -> WorkerExecutor:
+    async def open(self) -> WorkerExecutor:
+        """Return the executor, opened on another thread, which may take a minute to find GPUs.
+
+        Raise CapacityExhausted once this is closed, and what `WorkerExecutor` raises; the next call tries again.
+        """
         if self._closed:
             raise CapacityExhausted("the workers are closed")
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self._open_executor))
         try:
-            self._executor = await asyncio.shield(self._opening)
+            self.executor = await asyncio.shield(self._opening)
         except Exception:
             self._opening = None  # the next request tries again
             raise
-        return self._executor
+        return self.executor
 
     async def close(self, limit_s: float = 0.0) -> None:
         """Refuse new requests, wait `limit_s` at most for the running ones, and end the processes."""
