@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorwasm.runtime.api.function import Function
     from tensorwasm.runtime.api.runtime import Runtime
-    from tensorwasm.runtime.executor.local import Executor, ExecutorStatistics, LocalExecutor
-    from tensorwasm.runtime.executor.request import Request
+    from tensorwasm.runtime.executor.local import LocalExecutor
+    from tensorwasm.runtime.executor.request import Executor, ExecutorStatistics, Request
     from tensorwasm.runtime.invoke.grants import Grants, parse_directory, parse_grants
     from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
     from tensorwasm.runtime.snapshots.live import LiveInstance
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Executor": "executor.local",
-    "ExecutorStatistics": "executor.local",
+    "Executor": "executor.request",
+    "ExecutorStatistics": "executor.request",
     "Function": "api.function",
     "Grants": "invoke.grants",
     "Invocation": "invoke.invocation",

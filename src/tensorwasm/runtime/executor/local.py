@@ -1,7 +1,4 @@
-"""`Executor`, the port behind which requests run, and `LocalExecutor`, which runs them in this process.
-
-Callers do not know whether a request runs here, in a worker process or on another machine.
-"""
+"""`LocalExecutor`: runs requests in this process."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.limits.accounts import Accounts
@@ -21,7 +17,7 @@ from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.executor.request import Request, check_request
+from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.runtime.invoke.full import Announce
 from tensorwasm.runtime.invoke.invocation import CallOptions, Invocation, Listener, OutputName, PendingInvocation
@@ -34,91 +30,6 @@ THREADS: Final = 256
 
 StoppableCall = Callable[[Announce], Invocation]
 """Makes a call on the thread that it is called on, given what takes the way to stop it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TenantStatistics:
-    """A snapshot of one tenant."""
-
-    tenant: str  # its name
-    in_flight: int = 0  # requests without an outcome
-    device_bytes: int = 0  # device memory charged to it
-    pinned_bytes: int = 0  # pinned host memory charged to it
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorStatistics:
-    """A snapshot of an executor."""
-
-    submitted: int  # requests taken since it was made
-    in_flight: int  # those without an outcome
-    quota_refusals: int  # allocations refused by a device quota, in the requests that ended
-    tenants: tuple[TenantStatistics, ...]  # those with anything in flight or charged, by name
-
-
-class Executor(Protocol):
-    """Runs requests. Every method may be called from any thread."""
-
-    def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once; whatever fails after that is the outcome.
-
-        Args:
-            request: what to call.
-            listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
-                then holds none. It must not wait for another request. When it returns False the guest's next write
-                fails; an error of ours that it raises is the outcome. None collects the output.
-
-        Raises:
-            CapacityExhausted: too many requests are under way, or the executor is closed.
-            InvalidArgs: a field of the request is out of range.
-        """
-
-    def statistics(self) -> ExecutorStatistics:
-        """Return a snapshot."""
-
-    def close(self) -> None:
-        """End what still runs and release everything. Idempotent; blocks.
-
-        Every request has its outcome then, or gets it once its listener has taken what was written.
-        """
-
-
-class RunningCalls:
-    """Counts requests by tenant. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._submitted = 0
-        self._quota_refusals = 0
-        self._in_flight: dict[str, int] = {}
-
-    def enter(self, tenant: str, pending: PendingInvocation) -> None:
-        """Count a request until it has an outcome."""
-        with self._lock:
-            self._submitted += 1
-            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
-        pending.add_done_callback(partial(self._leave, tenant))
-
-    def _leave(self, tenant: str, ended: Future[Invocation]) -> None:
-        refusals = 0
-        if not ended.cancelled() and ended.exception() is None:
-            gpu = ended.result().gpu
-            refusals = gpu.quota_refusals if gpu is not None else 0
-        with self._lock:
-            self._quota_refusals += refusals
-            self._in_flight[tenant] -= 1
-            if not self._in_flight[tenant]:
-                del self._in_flight[tenant]
-
-    def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
-        """Return a snapshot, given device and pinned bytes by tenant."""
-        with self._lock:
-            counts, submitted, refusals = dict(self._in_flight), self._submitted, self._quota_refusals
-        tenants = tuple(
-            TenantStatistics(name, counts.get(name, 0), *charged.get(name, (0, 0)))
-            for name in sorted(counts.keys() | charged.keys())
-        )
-        return ExecutorStatistics(submitted, sum(counts.values()), refusals, tenants)
 
 
 class LocalExecutor:
@@ -142,7 +53,7 @@ class LocalExecutor:
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once; see `Executor.submit`."""
+        """Take a request and return at once; see `tensorwasm.runtime.executor.request.Executor.submit`."""
         check_request(request)
         pending = PendingInvocation()
         with self._lock:

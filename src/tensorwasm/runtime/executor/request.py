@@ -1,17 +1,27 @@
-"""`Request`: what an executor must know to make one call, as plain values that can cross to another process."""
+"""`Executor`, the port behind which requests run, and `Request`: one call, as values that can cross to another process.
+
+Callers do not know whether a request runs here, in a worker process or on another machine.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tensorwasm.runtime.invoke.invocation import Invocation, Listener, PendingInvocation
 
 Argument = bool | int | float | str | None
 """What an argument may be; `tensorwasm.guest.engine.codec` judges it against the export's signature."""
@@ -60,6 +70,91 @@ class Request:
     # How kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
     memory_kind: MemoryKind | None = None
     gpu_bytes: int | None = None  # the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatistics:
+    """A snapshot of one tenant."""
+
+    tenant: str  # its name
+    in_flight: int = 0  # requests without an outcome
+    device_bytes: int = 0  # device memory charged to it
+    pinned_bytes: int = 0  # pinned host memory charged to it
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatistics:
+    """A snapshot of an executor."""
+
+    submitted: int  # requests taken since it was made
+    in_flight: int  # those without an outcome
+    quota_refusals: int  # allocations refused by a device quota, in the requests that ended
+    tenants: tuple[TenantStatistics, ...]  # those with anything in flight or charged, by name
+
+
+class Executor(Protocol):
+    """Runs requests. Every method may be called from any thread."""
+
+    def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
+        """Take a request and return at once; whatever fails after that is the outcome.
+
+        Args:
+            request: what to call.
+            listener: takes the guest's output as it is written, on a thread of the executor's, in order; the result
+                then holds none. It must not wait for another request. When it returns False the guest's next write
+                fails; an error of ours that it raises is the outcome. None collects the output.
+
+        Raises:
+            CapacityExhausted: too many requests are under way, or the executor is closed.
+            InvalidArgs: a field of the request is out of range.
+        """
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+
+    def close(self) -> None:
+        """End what still runs and release everything. Idempotent; blocks.
+
+        Every request has its outcome then, or gets it once its listener has taken what was written.
+        """
+
+
+class RunningCalls:
+    """Counts requests by tenant. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._submitted = 0
+        self._quota_refusals = 0
+        self._in_flight: dict[str, int] = {}
+
+    def enter(self, tenant: str, pending: PendingInvocation) -> None:
+        """Count a request until it has an outcome."""
+        with self._lock:
+            self._submitted += 1
+            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
+        pending.add_done_callback(partial(self._leave, tenant))
+
+    def _leave(self, tenant: str, ended: Future[Invocation]) -> None:
+        refusals = 0
+        if not ended.cancelled() and ended.exception() is None:
+            gpu = ended.result().gpu
+            refusals = gpu.quota_refusals if gpu is not None else 0
+        with self._lock:
+            self._quota_refusals += refusals
+            self._in_flight[tenant] -= 1
+            if not self._in_flight[tenant]:
+                del self._in_flight[tenant]
+
+    def statistics(self, charged: dict[str, tuple[int, int]]) -> ExecutorStatistics:
+        """Return a snapshot, given device and pinned bytes by tenant."""
+        with self._lock:
+            counts, submitted, refusals = dict(self._in_flight), self._submitted, self._quota_refusals
+        tenants = tuple(
+            TenantStatistics(name, counts.get(name, 0), *charged.get(name, (0, 0)))
+            for name in sorted(counts.keys() | charged.keys())
+        )
+        return ExecutorStatistics(submitted, sum(counts.values()), refusals, tenants)
 
 
 def check_request(request: Request) -> None:

@@ -12,8 +12,7 @@ from typing import Final, Literal, Self
 
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
-from tensorwasm.runtime.executor.local import ExecutorStatistics, RunningCalls
-from tensorwasm.runtime.executor.request import Request, check_request
+from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
@@ -91,7 +90,7 @@ class WorkerExecutor:
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
-        """Take a request and return at once; see `tensorwasm.runtime.executor.local.Executor.submit`.
+        """Take a request and return at once; see `tensorwasm.runtime.executor.request.Executor.submit`.
 
         It may also raise `DeviceUnavailable`, if the worker that it would be for was given up.
         """
