@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorwasm.errors import TensorWasmError
+from tensorwasm.tenancy.quotas import unix_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Wall clock, in milliseconds since 1970, which can be set; and a monotonic clock."""
 
-    unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    unix_ms: Callable[[], int] = unix_ms
     monotonic_s: Callable[[], float] = time.monotonic
 
 

@@ -6,7 +6,6 @@ import base64
 import logging
 import re
 import secrets
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import InvalidArgs, RateLimited, Unauthorized
 from tensorwasm.tenancy.oidc import JwtVerifier
 from tensorwasm.tenancy.principal import MAX_TENANT, REFUSAL, SCOPES, USER_SCOPES, Principal
+from tensorwasm.tenancy.quotas import unix_ms
 
 if TYPE_CHECKING:
     from tensorwasm.database.identity import TokenRecord
@@ -131,7 +131,7 @@ class Authenticator:
         *,
         verifier: JwtVerifier | None = None,
         developing: bool = False,
-        now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_unix_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self._find = tokens.find
         self._catch_up = catch_up

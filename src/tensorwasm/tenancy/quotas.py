@@ -59,6 +59,11 @@ _UNLIMITED: Final = 1 << 80
 MAX_LIMIT: Final = (1 << 63) - 1
 
 
+def unix_ms() -> int:
+    """Return the wall clock's time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(slots=True, eq=False)
 class _Account:
     """What one tenant holds, by name of `HELD`, and has used up, by name of `BUDGETS`.
@@ -159,9 +164,7 @@ class Quotas:
         host_bytes: linear memory that all tenants together may hold; None does not limit it.
     """
 
-    def __init__(
-        self, now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000, host_bytes: int | None = None
-    ) -> None:
+    def __init__(self, now_unix_ms: Callable[[], int] = unix_ms, host_bytes: int | None = None) -> None:
         self.host_bytes = host_bytes
         self._all = {"memory_bytes": 0}
         self._now_unix_ms = now_unix_ms

@@ -24,6 +24,7 @@ from tensorwasm.tenancy.audit.chain import Chain, ChainHead
 from tensorwasm.tenancy.audit.sinks import AuditSink, FileSink, StdoutSink, full_name, open_file, surplus
 from tensorwasm.tenancy.buckets import Buckets
 from tensorwasm.tenancy.principal import Principal
+from tensorwasm.tenancy.quotas import unix_ms
 from tensorwasm.values import MIB
 
 MAX_BODY_BYTES: Final = 16 << 10
@@ -173,7 +174,7 @@ class AuditLog:
         queue_lines: int = QUEUE_LINES,
         full_bytes: int = 0,
         keep: int = 0,
-        now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_unix_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self._flush_s = flush_s
         self._flush_lines = flush_lines
