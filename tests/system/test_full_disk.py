@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -103,4 +104,7 @@ def test_a_server_that_waits_for_disk_space_can_be_stopped(disk):
         assert readiness(client) == "storage_full"
         refused = client.get("/functions")
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "storage_full")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"POST /functions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 503", "a body that does not come is not waited for"
         assert server.stop() == 0

@@ -67,19 +67,20 @@ class Arrivals:
     Args:
         loop: the event loop that serves.
         serve: begins with a request; called on the loop.
-        body_timeout_s: seconds in which a short body must have come.
+        body_timeout_s: seconds in which a short body must have come; None begins with each request without its body.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         serve: Callable[[Exchange], None],
-        body_timeout_s: float,
+        body_timeout_s: float | None,
     ) -> None:
         """Wait for nothing yet."""
         self.serve = serve
         self.waiting: dict[int, Waiting] = {}
-        self._body_timeout_ns = round(body_timeout_s * 1e9)
+        self._short_bytes = 0 if body_timeout_s is None else SHORT_BYTES
+        self._body_timeout_ns = round((body_timeout_s or 0.0) * 1e9)
         self._loop = loop
         self._numbers = itertools.count()
 
@@ -89,7 +90,7 @@ class Arrivals:
         headers = scope.headers
         if scope.proto == "http":
             length = headers.get("content-length")
-            if length is not None and len(length) <= 5 and length.isdigit() and 0 < int(length) <= SHORT_BYTES:
+            if length is not None and len(length) <= 5 and length.isdigit() and 0 < int(length) <= self._short_bytes:
                 number = next(self._numbers)
                 waiting = self.waiting[number] = Waiting(self, number, watcher, headers)
                 waiting.coming.add_done_callback(waiting.ready, context=CONTEXT)

@@ -369,7 +369,6 @@ class Application:
 
 
 _LIVE: Final = frozenset({"/livez", "/healthz"})
-_BODY_S: Final = 30.0
 
 
 class DegradedApplication:
@@ -378,7 +377,7 @@ class DegradedApplication:
     def __init__(self, error: TensorWasmError) -> None:
         self._error = error
         self._origins = Origins()
-        self.arrivals = Arrivals(asyncio.get_running_loop(), self._reply, _BODY_S)
+        self.arrivals = Arrivals(asyncio.get_running_loop(), self._reply, None)
 
     def _reply(self, exchange: Exchange) -> None:
         exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
