@@ -13,9 +13,9 @@ from trace_paths import ROOT
 BOUNDS = {
     "invoke pure": (25, 10),
     "invoke imports": (35, 60),
-    "invoke cuda": (37, 90),
-    "deploy": (55, 200),
-    "launch": (18, 14),
+    "invoke cuda": (32, 80),
+    "deploy": (44, 160),
+    "launch": (16, 14),
 }
 """Most files of each path, and most returns to a file that was left."""
 

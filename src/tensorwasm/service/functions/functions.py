@@ -42,6 +42,7 @@ from tensorwasm.service.functions.modules import Modules
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
 from tensorwasm.service.pages import checked_limit, parse_cursor
+from tensorwasm.tenancy.quotas import unix_ms
 from tensorwasm.values import NEVER, Deadline
 
 TRIES: Final = 16
@@ -81,7 +82,7 @@ class Functions:
         ceilings: Ceilings,
         *,
         ttl_s: float | None = None,
-        now_unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_unix_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self.modules = modules
         self.loader = loader
