@@ -67,7 +67,9 @@ def render_errors() -> str:
     head = ("| Kind | Python | HTTP | Exit code | Retry | Meaning |", "|---|---|---|---|---|---|")
     text = (
         "Kinds, statuses and exit codes are contract; messages are not. *Retry*: the same request may succeed if it is "
-        "made again; the client has to know whether its effects may happen twice."
+        "made again; the client has to know whether its effects may happen twice.\n\n"
+        "A guest gets the errors of its calls of `wasi:cuda` as [codes of the ABI](../abi.md); their statuses are for "
+        "the same errors of requests to the host."
     )
     return "\n".join(("# Errors", "", text, "", *head, *rows)) + "\n"
 

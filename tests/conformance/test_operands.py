@@ -1,6 +1,6 @@
 """The ways to write an operand: constants, sinks, vectors to pack and unpack, registers wider than the type.
 
-Source: PTX ISA 4.5 (constants), 6 (operands), 9.7.9.2 (mov), 9.7.9.21 (cvt).
+Source: PTX ISA 4.5 (constants), 6 (operands), 9.7.9.3 (mov), 9.7.9.21 (cvt).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Instructions in which the lanes of a warp exchange values: shfl, vote, match, redux, activemask, elect, bar.warp.
 
-Source: PTX ISA 9.7.9.6 (shfl.sync), 9.7.13.9 to 9.7.13.15 (vote.sync, match.sync, activemask, redux.sync, elect.sync).
+Source: PTX ISA 9.7.9.6 (shfl.sync), 9.7.13.9 to 9.7.13.14 (vote.sync, match.sync, activemask, redux.sync, elect.sync).
 """
 
 from __future__ import annotations

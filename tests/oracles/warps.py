@@ -1,6 +1,6 @@
 """What warp instructions do, for one warp, in plain Python. A lane that is absent is None.
 
-Source: PTX ISA 9.7.9.6 (shfl.sync), 9.7.13.8 (vote.sync), 9.7.13.9 (match.sync), 9.7.13.11 (redux.sync).
+Source: PTX ISA 9.7.9.6 (shfl.sync), 9.7.13.9 (vote.sync), 9.7.13.10 (match.sync), 9.7.13.12 (redux.sync).
 """
 
 from __future__ import annotations

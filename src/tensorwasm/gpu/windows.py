@@ -1,7 +1,8 @@
 """How the windows of a launch reach the device: in place, or through a slot of the staging ring.
 
-Registering memory is bought once, staging is rented launch by launch. Memory of the kind ``auto`` is rented until the
-rent comes to the price (`PIN_PRICE_BYTES`), and then bought; compiled code keeps the same account, in the layout.
+Windows of the kind ``auto`` are staged until the copies have cost as much as registering the memory would
+(`PIN_PRICE_BYTES`), and then the memory is registered: the rule of ski rental, at most twice the best choice. Compiled
+code counts in the same fields of the session layout.
 """
 
 from __future__ import annotations

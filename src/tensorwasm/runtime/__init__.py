@@ -1,4 +1,4 @@
-"""Where nouns meet: load a module, invoke it, in this process or in workers."""
+"""Loads modules and runs calls, in this process or in worker processes."""
 
 from typing import TYPE_CHECKING
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tensorwasm.service.opening import Service
 
 HEADER_TIMEOUT_MS: Final = 20_000
-"""In which a request's head must have come, and how long an idle connection is kept."""
+"""Time limit of a request's head, and of an idle connection."""
 
 HEADER_BYTES: Final = 64 << 10
 """Longest head of a request."""
@@ -162,7 +162,7 @@ def _make_server(address: ListenAddress) -> Any:
 
 
 async def _nobody(_scope: Any, _proto: Any) -> None:
-    """Stand where Granian wants an application; requests are taken from it before it would be asked."""
+    """Do nothing: Granian requires an application, but `spawner` takes every request before it is called."""
 
 
 async def _until_reached(address: ListenAddress, running: asyncio.Future[Any]) -> None:

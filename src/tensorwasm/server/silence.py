@@ -1,7 +1,7 @@
-"""Connections that say too little to be a request are ended: the server waits for their first bytes without end.
+"""Closes connections that do not send enough to be a request.
 
-Until it knows which HTTP a client speaks it counts no time, and who opens connections and says nothing could have all
-that there are. The kernel knows what has come, and when.
+Granian has no time limit until it knows the version of HTTP, so a client could open every connection that the server
+takes, and send nothing. The kernel records how much each connection has received, and when.
 
 Source: tcp(7) TCP_INFO; linux/tcp.h, struct tcp_info; RFC 9113 3.4.
 """

@@ -156,7 +156,10 @@ class ServiceSettings:
     )
     max_body_mib: int = setting("TENSOR_WASM_API_MAX_BODY", count, 64, "Maximum size of a request's body in MiB.")
     request_timeout_s: float = setting(
-        "TENSOR_WASM_API_REQUEST_TIMEOUT", seconds, 30.0, "Seconds within which a request must have arrived completely."
+        "TENSOR_WASM_API_REQUEST_TIMEOUT",
+        seconds,
+        30.0,
+        "Seconds, counted from its head, within which a request's body must have arrived. The head itself has 20 s.",
     )
     max_deadline_s: float = setting(
         "TENSOR_WASM_API_MAX_DEADLINE",

@@ -105,7 +105,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family("tensor_wasm_streams_active", "gauge", "Open streams and WebSockets."),
     Family("tensor_wasm_functions_total", "gauge", "Functions deployed."),
-    Family("tensor_wasm_sessions", "gauge", "Sessions by state: live in memory, or saved.", ("state",)),
+    Family("tensor_wasm_sessions", "gauge", "Stored sessions, by state.", ("state",)),
     Family("tensor_wasm_jobs_active", "gauge", "Jobs accepted and not ended."),
     Family("tensor_wasm_jobs", "gauge", "Stored jobs, by status.", ("status",)),
     Family("tensor_wasm_quota_refusals_total", "counter", "Requests refused by a quota.", ("quota",)),

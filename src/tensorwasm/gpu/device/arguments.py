@@ -1,6 +1,7 @@
 """What a launch is checked for before any device sees it: geometry, and every argument against its parameter.
 
-Source: PTX ISA 7.1 (kernel function parameters), 11.4 (performance-tuning directives); safety rule 5 of the design.
+Source: PTX ISA 7.1 (kernel function parameters), 11.4 (performance-tuning directives); rule 5 of
+`docs/safety-rules.md`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How much work may wait in the driver's queues for guests whose thread must not wait there.
 
-A driver takes work until a queue of its own is full; the next call then waits in it, with no deadline, for a kernel to
-end. Guests that run as fibers share one thread, so none of them may cause that: what their sessions have pending is
-bounded, for each and for all together. A session that gives work has a share, worth `PIECES` pieces of work, and may
-borrow lumps of more; one that finds no share joins a queue, as at the gate.
+A driver takes work until a queue of its own is full; the next call into it then blocks, with no deadline, until a
+kernel ends. Guests that run as fibers share one thread, so none of them may cause that: the pending work of their
+sessions is bounded, for each and for all together. A session that submits work holds a share, worth `PIECES` pieces of
+work, and may borrow more in lumps; one that finds no share waits in a queue, as at the gate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session read into plain values between two calls of its guest, and made what it was before its guest runs."""
+"""Saves a GPU session between two calls of its guest as plain values, and restores one before its guest runs."""
 
 from __future__ import annotations
 

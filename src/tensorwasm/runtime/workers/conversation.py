@@ -1,6 +1,6 @@
-"""`Conversation`: the parent's talk with one worker process, from its start to its end.
+"""`Conversation`: the parent's connection to one worker process, from its start to its end.
 
-One thread holds it. Whatever the process does, it ends with an `Ending`, the process gone and reaped, and every
+One thread serves it. Whatever the process does, it ends with an `Ending`, the process gone and reaped, and every
 descriptor closed; what the process was asked and did not answer is left to the caller.
 """
 

@@ -1,4 +1,4 @@
-"""`Counter`: where a worker takes what its parent hands in and hands back what comes of it."""
+"""`Counter`: the worker's side of the protocol: takes requests from the parent, and sends back outcomes."""
 
 from __future__ import annotations
 

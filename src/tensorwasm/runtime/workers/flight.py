@@ -1,4 +1,4 @@
-"""`Flight`: one request on its way through a worker, and what has come back of it."""
+"""`Flight`: one request that a worker runs, its state, and the outcome and output received so far."""
 
 from __future__ import annotations
 

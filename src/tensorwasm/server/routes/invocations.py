@@ -35,7 +35,7 @@ from tensorwasm.server.streaming.streamed_call import (
     stream_raw,
     wants_events,
 )
-from tensorwasm.server.streaming.websocket import SocketSession, WebSocket
+from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import Deadline
 
@@ -120,7 +120,7 @@ async def invoke_stream(request: HttpRequest) -> StreamedReply:
 async def invoke_socket(request: HttpRequest, socket: WebSocket) -> None:
     """Call a function once for each message of a WebSocket, one call after the other."""
     reference = request.audit["function_id"] = request.params["id"]
-    await SocketSession(request, socket, reference, read_message).serve()
+    await SocketCalls(request, socket, reference, read_message).serve()
 
 
 async def read_message(request: HttpRequest, body: Invoke, given: bytes) -> InvocationRequest:

@@ -1,4 +1,4 @@
-"""`WebSocket`: an open WebSocket; and `SocketSession`: the calls of a function over one.
+"""`WebSocket`: an open WebSocket; and `SocketCalls`: the calls of a function over one.
 
 Browsers cannot send an Authorization header with a WebSocket, and a token in the URL would appear in logs on the way.
 So a page offers two subprotocols, ``tensorwasm.v1`` and ``bearer.TOKEN``; the first is chosen.
@@ -126,7 +126,7 @@ class WebSocket:
         self._protocol.close()
 
 
-class SocketSession:
+class SocketCalls:
     """Calls one after the other, each admitted like a request: its token may have expired since the last.
 
     The caller closes the socket. `make_call` returns the call that a message describes, with the input that preceded

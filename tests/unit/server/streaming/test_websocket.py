@@ -16,7 +16,7 @@ from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidRequest, NotF
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.routes.invocations import read_message
 from tensorwasm.server.streaming import websocket
-from tensorwasm.server.streaming.websocket import SocketSession, WebSocket, authorization, offered
+from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket, authorization, offered
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def converse(invocations, *messages, takes=None, idle_s=5.0, **more):
 
     async def story():
         socket = FakeSocket(*messages, takes=takes)
-        await SocketSession(fake_call(invocations, **more), socket, FUNCTION, read_message, idle_s).serve()
+        await SocketCalls(fake_call(invocations, **more), socket, FUNCTION, read_message, idle_s).serve()
         return [json.loads(each) if isinstance(each, str) else each for each in socket.sent]
 
     return asyncio.run(story())
@@ -129,7 +129,7 @@ class Patient(FakeSocket):
 def converse_in_turn(invocations, *messages, **more):
     async def story():
         socket = Patient(*messages)
-        await SocketSession(fake_call(invocations, **more), socket, FUNCTION, read_message, 5.0).serve()
+        await SocketCalls(fake_call(invocations, **more), socket, FUNCTION, read_message, 5.0).serve()
         return [json.loads(each) if isinstance(each, str) else each for each in socket.sent]
 
     return asyncio.run(story())
@@ -175,7 +175,7 @@ def test_input_counts_until_its_call_has_ended():
         invocations = FakeInvocations(FakeStream([first]), FakeStream([asyncio.Event()]))
         socket = FakeSocket(b"x" * 400, "{}", left, b"y" * 400, "{}", asyncio.Event())
         holding = asyncio.ensure_future(
-            SocketSession(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
+            SocketCalls(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
         )
         await until(lambda: invocations.asked)
         with pytest.raises(CapacityExhausted):
@@ -201,7 +201,7 @@ def test_a_disconnect_ends_the_guest():
                 return await super().__anext__()
 
         invocations = FakeInvocations(Starting([never]))
-        await SocketSession(fake_call(invocations), FakeSocket("{}", started), FUNCTION, read_message, 5.0).serve()
+        await SocketCalls(fake_call(invocations), FakeSocket("{}", started), FUNCTION, read_message, 5.0).serve()
         assert len(invocations.left) == 1
 
     asyncio.run(story())
@@ -237,7 +237,7 @@ def test_input_is_bounded(monkeypatch):
 def test_input_counts_against_the_budget_of_all_clients(last):
     async def story():
         invocations, socket = FakeInvocations(FakeStream([])), FakeSocket(b"x" * 400, last)
-        await SocketSession(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
+        await SocketCalls(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
         assert socket.budget.free_bytes == 1000
         if isinstance(last, bytes):
             assert json.loads(socket.sent[0])["error"]["reason"] == "capacity_exhausted"
@@ -251,7 +251,7 @@ def test_an_idle_socket_is_closed_unless_a_call_runs():
         invocations = FakeInvocations(FakeStream([guest, b"late"]))
         socket = FakeSocket("{}", asyncio.Event())
         holding = asyncio.ensure_future(
-            SocketSession(fake_call(invocations), socket, FUNCTION, read_message, 0.005).serve()
+            SocketCalls(fake_call(invocations), socket, FUNCTION, read_message, 0.005).serve()
         )
         await asyncio.wait((holding,), timeout=0.05)
         assert not holding.done()
@@ -287,7 +287,7 @@ def test_another_tenants_function_is_refused_before_the_first_message():
 
         call.service.functions.resolve = denied
         socket = FakeSocket(asyncio.Event())
-        await SocketSession(call, socket, FUNCTION, read_message).serve()
+        await SocketCalls(call, socket, FUNCTION, read_message).serve()
         (text,) = socket.sent
         assert json.loads(text)["error"]["reason"] == "not_found"
 

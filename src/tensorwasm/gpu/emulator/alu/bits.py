@@ -1,6 +1,6 @@
 """Logic, shifts and moves; counting, finding, extracting, inserting and permuting bits.
 
-Source: PTX ISA 9.7.1.13 to 9.7.1.22, 9.7.8 (logic and shift), 9.7.9.5 (mov), 9.7.9.7 (prmt).
+Source: PTX ISA 9.7.1.13 to 9.7.1.22, 9.7.8 (logic and shift), 9.7.9.3 and .4 (mov), 9.7.9.7 (prmt).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Instructions that several lanes execute together, and copies and barriers that outlive their instruction.
+"""Tensor-core instructions, asynchronous copies, and barriers in shared memory (mbarrier).
 
 Tools spell modifiers in more than one order (``ldmatrix...x4.m8n8`` and ``m8n8.x4``), and ptxas takes them all. Only
 the order of layouts and of types among themselves has a meaning, so that is all a key keeps.

@@ -1,6 +1,6 @@
 """Steps that move data: ``mov`` in all forms, address conversions and tests, loads, stores, fences, cache hints.
 
-Source: PTX ISA 9.7.9.1 and .2 (mov), 9.7.9.8 (ld), 9.7.9.9 (ld.global.nc), 9.7.9.10 (ldu), 9.7.9.11 (st), 9.7.9.18
+Source: PTX ISA 9.7.9.3 and .4 (mov), 9.7.9.8 (ld), 9.7.9.9 (ld.global.nc), 9.7.9.10 (ldu), 9.7.9.11 (st), 9.7.9.18
 (isspacep), 9.7.9.20 (cvta), 9.4.1 (operand size).
 """
 

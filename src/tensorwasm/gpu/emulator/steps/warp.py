@@ -2,8 +2,8 @@
 
 The ``.sync`` forms wait until every living lane that the member mask names has arrived with the same mask.
 
-Source: PTX ISA 9.7.9.5 and .6 (shfl), 9.7.13.7 and .8 (vote), .9 (match.sync), .10 (activemask), .11 (redux.sync),
-.16 (elect.sync).
+Source: PTX ISA 9.7.9.5 and .6 (shfl), 9.7.13.8 and .9 (vote), .10 (match.sync), .11 (activemask), .12 (redux.sync),
+.14 (elect.sync).
 """
 
 from __future__ import annotations
