@@ -186,7 +186,7 @@ def test_notified_work_returns_its_credit_while_later_work_runs(device, monkeypa
 def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(device):
     with Session(device) as session:
         kernel = session.kernels.load(NOTHING, "nothing", NEVER)
-        session.share.bound()
+        session.credits.bound()
         assert session.streams.make_room(1)
         session.graphs.begin(0)
         for _ in range(5):
@@ -210,7 +210,7 @@ def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(dev
 
 def test_while_a_stream_records_there_is_no_room_to_ask_for(device):
     with Session(device) as session:
-        session.share.bound()
+        session.credits.bound()
         session.graphs.begin(0)
         with pytest.raises(InvalidArgs):
             session.streams.make_room(1)

@@ -205,7 +205,7 @@ class Account:
 
     @property
     def registered(self) -> bool:
-        """Whether anything new is admitted."""
+        """Whether reservations are accepted."""
         return self._device.open
 
     @property
@@ -231,15 +231,18 @@ class Account:
         with self._device.lock:
             self._device.refusals += 1
 
-    def admit(self, max_bytes: int | None, max_pinned_bytes: int | None) -> None:
-        """Set the caps, None leaving one as it is; what is charged stays, even where it is more than the new cap."""
+    def open(self, max_bytes: int | None, max_pinned_bytes: int | None) -> None:
+        """Accept reservations under these caps; None leaves one as it is.
+
+        What is charged stays, even where it is more than the new cap.
+        """
         for memory, cap_bytes in ((self._device, max_bytes), (self._pinned, max_pinned_bytes)):
             with memory.lock:
                 memory.open = True
                 memory.max_bytes = memory.max_bytes if cap_bytes is None else cap_bytes
 
-    def shut(self) -> None:
-        """Admit nothing new until `admit`."""
+    def close(self) -> None:
+        """Refuse reservations until `open`."""
         for memory in (self._device, self._pinned):
             with memory.lock:
                 memory.open = False
@@ -301,14 +304,14 @@ class Accounts:
             account = self._known.get(tenant)
             if account is None:
                 account = self._known[tenant] = Account(tenant, 0, MAX_PROCESS_DEVICE_BYTES, self._ledger)
-            account.admit(max_bytes, max_pinned_bytes)
+            account.open(max_bytes, max_pinned_bytes)
             self._kept[tenant] = account
             return account
 
     def unregister(self, tenant: str) -> None:
-        """Admit nothing more for a tenant; what is charged stays charged until it is released."""
+        """Refuse further reservations of a tenant; what is charged stays charged until it is released."""
         with self._lock:
-            self._registered(tenant).shut()
+            self._registered(tenant).close()
             self._forget_drained()
 
     def account(self, tenant: str) -> Account:

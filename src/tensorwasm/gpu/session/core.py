@@ -30,7 +30,7 @@ class SessionCore:
     For the arguments see `tensorwasm.gpu.session.Session`.
 
     Attributes:
-        share: credits for work pending on the device.
+        credits: credits for work pending on the device.
         lock: held by one method at a time.
         failure: what poisoned the session, or None.
         closed: whether it is closed.
@@ -43,6 +43,7 @@ class SessionCore:
 
     __slots__ = (
         "closed",
+        "credits",
         "device",
         "events",
         "failure",
@@ -54,7 +55,6 @@ class SessionCore:
         "refused",
         "replayed",
         "resources",
-        "share",
         "staged",
         "table",
         "tenancy",
@@ -81,7 +81,7 @@ class SessionCore:
             resources, tenancy, limits, writer, architecture or device.info.compute_capability
         )
         self.work = work = SessionWork(resources, writer, table.regions, limits.streams)
-        self.share = QueueCredits(resources.queue_capacity, writer, IdleCheck(device, work.streams, writer))
+        self.credits = QueueCredits(resources.queue_capacity, writer, IdleCheck(device, work.streams, writer))
         self.events = EventTable()
         self.graphs = graphs = GraphTable(device, writer)
         self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind)

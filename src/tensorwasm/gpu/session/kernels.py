@@ -48,7 +48,7 @@ class SessionKernels(RecordingPart):
         kernel_id = core.table.load(text, entry, deadline)
         if not core.layout.placed:
             core.work.permit.offer()
-        core.share.offer()
+        core.credits.offer()
         core.windows.offer()
         return kernel_id
 

@@ -88,7 +88,7 @@ class Session:
 
     Attributes:
         place: the permit at the gate, for guests that wait for it without a thread.
-        share: the session's credits for work pending on the device; without a bound until `QueueCredits.bound`.
+        credits: the session's credits for work pending on the device; without a bound until `QueueCredits.bound`.
         abandoned: as in `SessionStatistics`.
     """
 
@@ -109,7 +109,7 @@ class Session:
         if resources is None:
             self._own_resources = resources = DeviceResources(device, Accounts(ledger), gate)
         self._core = core = SessionCore(resources, tenant, limits or _LIMITS, architecture, memory_kind, layout)
-        self.share = core.share
+        self.credits = core.credits
         self.graphs = SessionGraphs(core)
         self.buffers = SessionBuffers(core)
         self.kernels = SessionKernels(core)
@@ -281,7 +281,7 @@ class Session:
             stopped = self.graphs.stop()
             ended, trusted = core.work.has_ended()
             if ended:
-                self.share.leave()
+                self.credits.leave()
                 self._release(stopped, trusted=trusted)
             self.abandoned = not (ended and trusted) or core.windows.reach.region is not None
             core.layout.wipe()

@@ -83,21 +83,21 @@ class SessionStreams(SessionPart):
         """
         if (known := self._core.work.known(stream)) is not None:
             self._core.work.conclude(known)
-            self._core.share.settle()
+            self._core.credits.settle()
 
     @in_turn()
     def make_room(self, pieces: int) -> bool:
         """Return whether so many pieces of work may be given now, after looking for what has ended; never waits.
 
-        If not, the session either has no credits yet (`Session.share`) and can join the queue for them, or there is
+        If not, the session either has no credits yet (`Session.credits`) and can join the queue for them, or there is
         work to wait for, that of the `busiest` stream.
         """
-        share, work = self._core.share, self._core.work
-        if share.fits(pieces):
+        own, work = self._core.credits, self._core.work
+        if own.fits(pieces):
             return True
         for stream in work.streams:
             work.ended(stream)
-        return share.take(pieces) or (share.held and work.streams.busiest is None)
+        return own.take(pieces) or (own.held and work.streams.busiest is None)
 
     @property
     def busiest(self) -> int:

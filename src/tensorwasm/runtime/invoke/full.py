@@ -217,7 +217,7 @@ class FullJob:
         self.session = shared.open_session(
             call.tenant, architecture=settings.current().cuda_arch, memory_kind=call.memory, layout=layout
         )
-        self.session.share.bound()  # the reactor serves all guests, and must not wait in the driver for one
+        self.session.credits.bound()  # the reactor serves all guests, and must not wait in the driver for one
         call.services["cuda"] = CudaService(self.session)
         self.session.enter(call.ends)
 

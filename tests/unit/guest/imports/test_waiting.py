@@ -62,7 +62,7 @@ def test_after_the_notification_nothing_waits_for_the_work_of_others(shared, mon
 
 def test_a_guest_waits_for_room_before_it_gives_more(shared):
     _device, first, _second = shared
-    first.share.bound()
+    first.credits.bound()
     event = first.events.open()
     call = call_of(first)
     given, wait = 0, None
@@ -81,9 +81,9 @@ def test_a_guest_without_a_share_stands_in_line_for_one():
     device = FakeDevice()
     commons = DeviceResources(device)
     with Session(device, resources=commons) as session:
-        session.share.bound()
+        session.credits.bound()
         commons.queue_capacity.gate._capacity = 0
         wait = next(STEPS[bodies.event_record](call_of(session), session.events.open(), 0))
         assert isinstance(wait, QueueWait)
-        assert wait.line is session.share
+        assert wait.line is session.credits
     assert commons.close() == []

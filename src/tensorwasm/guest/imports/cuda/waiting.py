@@ -55,10 +55,10 @@ def _room(call: HostCall, session: Session, pieces: int) -> Generator[DeviceWait
     """Wait until so much more work may be given to the device; a recording stream needs no room."""
     with suppress(InvalidArgs):
         while not session.streams.make_room(pieces):
-            if session.share.held:
+            if session.credits.held:
                 yield from _drained(session, session.streams.busiest)
             else:
-                yield QueueWait(session.share, call.deadline)
+                yield QueueWait(session.credits, call.deadline)
 
 
 def _placed(
