@@ -235,7 +235,7 @@ def test_the_work_of_many_indirect_branches_and_calls_is_bounded(emulation, host
 
 
 def test_a_long_chain_of_calls_loads_about_as_fast_as_functions_that_call_nothing(emulation):
-    functions = range(1, 30_000)
+    functions = range(1, 10_000)
 
     def loading(body):
         bodies = "".join(f".func f{index}() {{ {body(index)} }}" for index in functions)
