@@ -138,7 +138,7 @@ def test_a_missing_file_is_said_plainly(tmp_path):
     ids=["loop", "start", "grow"],
 )
 def test_an_endless_guest_is_ended_at_the_deadline(module, text):
-    done = run("run", module(text), "--timeout", "2")
+    done = run("run", module(text), "--timeout", "1")
     assert done.returncode == InvokeTimeout.exit_code
     assert b"invoke_timeout" in done.stderr
     assert b"Traceback" not in done.stderr
