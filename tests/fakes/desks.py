@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from sqlalchemy import create_engine
-from sqlalchemy.pool import StaticPool
+import functools
+import sqlite3
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import NullPool
 
 from tensorwasm.database.schema import METADATA
 from tensorwasm.errors import DatabaseUnavailable
+
+# One for all: statements are compiled once, and with this pool every connection has a database of its own.
+_ENGINE: Final = create_engine("sqlite://", poolclass=NullPool, connect_args={"check_same_thread": False})
+
+
+def connect_empty() -> tuple[Connection, sqlite3.Connection]:
+    """Return a connection to a new database in memory that has all tables, and the driver's below it."""
+    connection = _ENGINE.connect()
+    driver = connection.connection.driver_connection
+    driver.deserialize(_empty_database())
+    return connection, driver
+
+
+@functools.cache
+def _empty_database() -> bytes:
+    with _ENGINE.begin() as connection:
+        METADATA.create_all(connection)
+        return connection.connection.driver_connection.serialize()
 
 
 class InlineDesk:
@@ -17,8 +40,7 @@ class InlineDesk:
     """
 
     def __init__(self):
-        self.engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-        METADATA.create_all(self.engine)
+        self._connection, _ = connect_empty()
         self.failing = False
 
     async def read(self, fn, *args):
@@ -30,8 +52,14 @@ class InlineDesk:
     def write_now(self, fn, *args):
         if self.failing:
             raise DatabaseUnavailable("it does not answer")
-        with self.engine.begin() as connection:
+        with self.begin() as connection:
             return fn(connection, *args)
 
+    @contextmanager
+    def begin(self):
+        """A transaction, failing or not."""
+        with self._connection.begin():
+            yield self._connection
+
     def close_now(self):
-        self.engine.dispose()
+        self._connection.close()

@@ -6,10 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from sqlalchemy import create_engine, event
-from sqlalchemy.pool import StaticPool
-
-from tensorwasm.database.schema import METADATA
+from fakes.desks import connect_empty
 from tensorwasm.errors import (
     ArtifactCorrupt,
     DatabaseUnavailable,
@@ -30,20 +27,21 @@ class FakeDesk:
     """A database in memory, on the caller's thread, with a clock that a test may give. Any call may be made to fail."""
 
     def __init__(self, unix_ms=lambda: 0) -> None:
-        self._engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-        event.listen(self._engine, "connect", lambda made, _: made.create_function("unix_ms", 0, unix_ms))
-        METADATA.create_all(self._engine)
+        self._connection, driver = connect_empty()
+        driver.create_function("unix_ms", 0, unix_ms)
         self.fails = False
 
     async def read(self, fn, *args, **kwargs):
-        with self._engine.connect() as connection:
-            return fn(connection, *args, **kwargs)
+        try:
+            return fn(self._connection, *args, **kwargs)
+        finally:
+            self._connection.rollback()
 
     async def write(self, fn, *args, **kwargs):
         if self.fails:
             raise DatabaseUnavailable("locked")
-        with self._engine.begin() as connection:
-            return fn(connection, *args, **kwargs)
+        with self._connection.begin():
+            return fn(self._connection, *args, **kwargs)
 
 
 class FakeLive:

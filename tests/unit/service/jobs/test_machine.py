@@ -212,7 +212,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_job_is_there_and_ends_once(self):
-        with self.database.engine.begin() as connection:
+        with self.database.begin() as connection:
             found = {row.id: record_of(row) for row in connection.execute(select(JOBS))}
         assert found.keys() >= self.accepted.keys(), "an accepted job is lost"
         for job_id, (tenant, attempts) in self.accepted.items():
@@ -286,7 +286,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.close(process)
         self.clock.now_ms += 10_001_000
         self.do(self.processes[0].jobs._sweep())
-        with self.database.engine.begin() as connection:
+        with self.database.begin() as connection:
             assert connection.execute(select(func.count()).select_from(JOBS)).scalar_one() == 0
         self.database.close_now()
         self.loop.close()
