@@ -106,7 +106,7 @@ def test_more_memory_than_the_device_has_is_a_quota(device, size):
 
 
 def test_more_memory_than_is_left_is_a_quota(device):
-    address = device.allocate(1 << 29)
+    address = device.allocate(1 << 20)
     with pytest.raises(QuotaExceeded, match="error 2"):
         device.allocate(1 << 30)
     device.free(address)
