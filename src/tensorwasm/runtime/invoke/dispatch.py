@@ -160,13 +160,13 @@ class Dispatcher:
         on_device: Callable[[DeviceInfo, str], object] | None = None,
         **given: Unpack[CallInputs],
     ) -> Invocation:
-        """Make a call on this thread; see `tensorwasm.runtime.Function.invoke`.
+        """Make a call on this thread, with the keyword arguments of `tensorwasm.runtime.Function.invoke`.
 
         With `announce`, which is given what ends the guest from any thread, the call is a full one.
         """
         module, granted = self._module, parse_grants(given.get("grants", ()))
         if announce is None:
-            plan = self._plan(export, granted, given.get("tenant", DEFAULT_TENANT), given.get("memory_kind"))
+            plan = self.plan(export, granted, given.get("tenant", DEFAULT_TENANT), given.get("memory_kind"))
             if plan is not None:
                 if on_device is not None and granted.cuda:
                     on_device(module.host.share().info, module.host.device_reason)
@@ -174,9 +174,10 @@ class Dispatcher:
         given["grants"] = granted
         return run_full(make_call(module, export, args, **given), on_device=on_device, announce=announce)
 
-    def _plan(
+    def plan(
         self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
     ) -> OneShotPlan | None:
+        """Return the plan of a one-shot call on the caller's thread, None if it must be a full one."""
         key = export, granted.cuda, tenant, memory_kind
         plan = self.plans.get(key)
         if plan is None or plan.settings is not settings.current():
@@ -273,7 +274,7 @@ class Dispatcher:
         module = self._module
         if module.long or not module.pure:
             return None
-        plan = self._plan(export, NO_GRANTS, tenant, None)
+        plan = self.plan(export, NO_GRANTS, tenant, None)
         return slice_budget().run_one_shot(module, plan, args) if plan is not None else None
 
     def is_prepared(self, granted: Grants, memory: MemoryKind | None) -> bool:
