@@ -2,6 +2,9 @@
 
 import base64
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -373,3 +376,37 @@ def test_models_by_the_operators_names(start_server):
         ai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0)
         assert [each.id for each in ai.models.list()] == ["org/small:1"]
         assert chat(ai, "org/small:1").choices[0].message.content == "Hello wörld!"
+
+
+TALKER = wat2wasm(
+    """(module (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+    (memory (export "memory") 1) (data (i32.const 0) "{\\22tensorwasm\\22:1}\\0a")
+    (func (export "_start") (local $at i32) (local $sent i32)
+      (local.set $at (i32.const 32))
+      (loop $fill (i32.store (local.get $at) (i32.const 0x0a7d7b))
+        (br_if $fill (i32.lt_u (local.tee $at (i32.add (local.get $at) (i32.const 3))) (i32.const 60032))))
+      (drop (call $emit (i32.const 0) (i32.const 17)))
+      (loop $send (drop (call $emit (i32.const 32) (i32.const 60000)))
+        (br_if $send (i32.lt_u (local.tee $sent (i32.add (local.get $sent) (i32.const 1))) (i32.const 100))))))"""
+)
+"""A guest that answers with two million lines, which say nothing."""
+
+
+@pytest.mark.parametrize("bounds", [{}, {"max_tokens": 9}, {"stream": True}])
+def test_an_answer_of_very_many_lines_keeps_nobody_waiting(server, bounds):
+    with server.client() as client, ThreadPoolExecutor(1) as thread:
+        deploy(client, TALKER, "talker", model=True)
+        asked = thread.submit(ask_and_leave, server, {"model": "talker", "prompt": "?", **bounds})
+        times_s = []
+        while not asked.done():
+            begun_s = time.monotonic()
+            assert client.get("/livez").status_code == 200
+            times_s.append(time.monotonic() - begun_s)
+            time.sleep(0.02)
+        assert max(times_s) < 0.75
+
+
+def ask_and_leave(server, question):
+    """Ask a model, and hang up after some seconds."""
+    with server.client(timeout=3.0) as client, suppress(httpx.ReadTimeout):
+        client.post("/v1/completions", json=question)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -99,40 +99,56 @@ class ModelOutputReader:
 
     def feed(self, chunk: bytes) -> list[OutputLine]:
         """Return the lines that a chunk completes; raise `ModelOutputInvalid` if one violates the protocol."""
-        if not self._known:
-            self._held.append(chunk)
-            start = b"".join(self._held)[: len(HEAD)]
-            if HEAD.startswith(start) and start != HEAD:
-                return []  # it may become either
-            return self._settle()
-        return self._read_lines(chunk) if self.in_lines else [OutputLine(self._text.decode(chunk), tokens=1)]
+        return [line for line in self.read(chunk) if line is not _BLANK]
+
+    def read(self, chunk: bytes) -> Iterator[OutputLine]:
+        """Yield the lines that a chunk completes, each read when it is asked for; raises as `feed` does."""
+        if self._known:
+            yield from self._read_lines(chunk) if self.in_lines else self._read_text(chunk)
+            return
+        self._held.append(chunk)
+        start = b"".join(self._held)[: len(HEAD)]
+        if start == HEAD or not HEAD.startswith(start):  # else it may become either
+            yield from self._settle()
 
     def finish(self) -> list[OutputLine]:
         """Return the lines that were incomplete, once the answer has ended; raises as `feed` does."""
-        lines = [] if self._known else self._settle()
+        lines = [] if self._known else list(self._settle())
         if self.in_lines:
             return [*lines, *([_parse(bytes(self._rest))] if self._rest.strip() else [])]
         text = self._text.decode(b"", final=True)
         return [*lines, OutputLine(text, tokens=0)] if text else lines
 
-    def _settle(self) -> list[OutputLine]:
+    def _settle(self) -> Iterator[OutputLine]:
         """Decide between text and lines, and read what was held until now."""
         self._known = True
         self.in_lines = b"".join(self._held).startswith(HEAD)
         held, self._held = self._held, []
-        return [line for chunk in held for line in self.feed(chunk)]
+        for chunk in held:
+            yield from self.read(chunk)
 
-    def _read_lines(self, chunk: bytes) -> list[OutputLine]:
-        first, *others = chunk.split(b"\n")
-        self._rest += first
-        lines = []
-        for other in others:
-            lines.append(bytes(self._rest))
-            self._rest[:] = other
-        if len(self._rest) > MAX_LINE_BYTES or any(len(each) > MAX_LINE_BYTES for each in lines):
+    def _read_text(self, chunk: bytes) -> Iterator[OutputLine]:
+        yield OutputLine(self._text.decode(chunk), tokens=1)
+
+    def _read_lines(self, chunk: bytes) -> Iterator[OutputLine]:
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            self._extend(chunk, start, end)
+            line = bytes(self._rest)
+            self._rest.clear()
+            start = end + 1
+            yield _parse(line) if line.strip() else _BLANK
+        self._extend(chunk, start, len(chunk))
+
+    def _extend(self, chunk: bytes, start: int, end: int) -> None:
+        """Add part of a chunk to the line that is read."""
+        if len(self._rest) + end - start > MAX_LINE_BYTES:
             raise ModelOutputInvalid("the model answered with a line of more than 1 MiB")
-        return [_parse(each) for each in lines if each.strip()]
+        self._rest += chunk[start:end]
 
+
+_BLANK: Final = OutputLine()
+"""Stands for a blank line, so that whoever reads many of them can rest in between."""
 
 _decoder: Final = msgspec.json.Decoder(OutputLine)
 
@@ -151,6 +167,22 @@ class Piece(NamedTuple):
     logprobs: Sequence[Token] = ()
     tool_calls: Sequence[ToolCall] = ()
     embedding: Sequence[float] | None = None
+
+
+def join_text(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the same pieces, of which neighbours that are nothing but text are one."""
+    joined: list[Piece] = []
+    texts: list[str] = []
+    for piece in (*pieces, None):
+        if piece is not None and not piece.logprobs and not piece.tool_calls and piece.embedding is None:
+            texts.append(piece.text)
+            continue
+        if texts:
+            joined.append(Piece("".join(texts)))
+            texts = []
+        if piece is not None:
+            joined.append(piece)
+    return joined
 
 
 class TokenUsage(NamedTuple):
@@ -253,17 +285,25 @@ class ModelAnswer:
             ModelOutputInvalid: it violates the protocol.
             ModelRefused: the guest reports an error.
         """
-        return self._take(self.reader.feed(chunk))
+        return [piece for pieces in self.read(chunk) for piece in pieces]
+
+    def read(self, chunk: bytes) -> Iterator[list[Piece]]:
+        """Yield the pieces of each line that a chunk completes, read when they are asked for; raises as `feed` does."""
+        return self._take(self.reader.read(chunk))
 
     def finish(self) -> list[Piece]:
         """Return what was held back, once the guest has ended; raises as `feed` does."""
         if self.ended:
             return []
-        return [*self._take(self.reader.finish()), *self._stopper.finish()]
+        read = [piece for pieces in self._take(self.reader.finish()) for piece in pieces]
+        return [*read, *self._stopper.finish()]
 
-    def _take(self, lines: Iterable[OutputLine]) -> list[Piece]:
-        """Return the pieces of lines until the answer ends."""
-        return [piece for line in lines if not self.ended for piece in self._read(line)]
+    def _take(self, lines: Iterable[OutputLine]) -> Iterator[list[Piece]]:
+        """Yield the pieces of each line until the answer ends."""
+        for line in lines:
+            if self.ended:
+                return
+            yield self._read(line)
 
     def _read(self, line: OutputLine) -> list[Piece]:
         if line.error is not None:

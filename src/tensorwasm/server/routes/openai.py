@@ -5,9 +5,11 @@ Functions are the models; docs/openai.md documents a guest's input and output.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from tensorwasm.errors import (
@@ -21,10 +23,11 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TensorWasmError,
 )
+from tensorwasm.server.http.long_work import run_slice
 from tensorwasm.server.http.replies import error_body, openai_detail
 from tensorwasm.server.http.results import require_success
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, SendChunk, StreamedReply, StreamEnd
-from tensorwasm.server.openai.answer import ModelAnswer, Piece
+from tensorwasm.server.openai.answer import ModelAnswer, Piece, join_text
 from tensorwasm.server.openai.completions import (
     DONE,
     ChatChoice,
@@ -56,6 +59,9 @@ from tensorwasm.server.streaming.streamed_call import (
     pulse,
 )
 from tensorwasm.service.invocations.request import InvocationRequest
+
+SLICE_NS: Final = 300_000
+"""How long a guest's output is read at a time, other requests waiting."""
 
 QUIET: Final = Piece()
 """Stands for some time without output."""
@@ -96,15 +102,20 @@ class ModelRun:
 
     async def whole(self) -> list[Piece]:
         """Return all of the answer; raises as `pieces` does."""
+        made: list[Piece] = []
         if self._bounded:
-            async with aclosing(self.pieces()) as pieces:
-                return [piece async for piece in pieces if piece is not QUIET]
+            async with aclosing(self._parts()) as parts:
+                async for part in parts:
+                    made += join_text(part or ())
+            return made
         request = self._request
         try:
             outcome = await request.service.invocations.invoke(request.admitted, self._reference, self._call)
         except NotFound:
             raise self._missing() from None
-        made = [piece for chunk in require_success(outcome).chunks for piece in self.answer.feed(chunk)]
+        lines = chain.from_iterable(map(self.answer.read, require_success(outcome).chunks))
+        while (part := await run_slice(partial(_read_some, lines))) is not None:
+            made += join_text(part)
         return made + self.answer.finish()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -112,23 +123,44 @@ class ModelRun:
 
         The guest is ended once the answer is complete or the generator is closed.
         """
+        async with aclosing(self._parts()) as parts:
+            async for part in parts:
+                for piece in (QUIET,) if part is None else part:
+                    yield piece
+
+    async def _parts(self) -> AsyncGenerator[list[Piece] | None, None]:
+        """Yield pieces as `pieces` does, and None while nothing arrives."""
         request = self._request
         try:
             async with request.service.invocations.stream(request.admitted, self._reference, self._call) as stream:
                 async for chunk in pulse(stream, KEEP_ALIVE_S):
-                    for piece in (QUIET,) if chunk is None else self.answer.feed(chunk):
-                        yield piece
+                    if chunk is None:
+                        yield None
+                        continue
+                    lines = self.answer.read(chunk)
+                    while (part := await run_slice(partial(_read_some, lines))) is not None:
+                        yield part
                     if self.answer.ended:
                         return
                 require_success(stream.outcome)
         except NotFound:
             raise self._missing() from None
-        for piece in self.answer.finish():
-            yield piece
+        yield self.answer.finish()
 
     def _missing(self) -> ModelNotFound:
         self._request.service.models.forget(self._request.tenant, self._plan.model)
         return ModelNotFound("the model does not exist any more")
+
+
+def _read_some(lines: Iterator[list[Piece]]) -> list[Piece] | None:
+    """Return the pieces of the next lines, as many as are read in `SLICE_NS`; None after the last."""
+    ends_ns = time.monotonic_ns() + SLICE_NS
+    made: list[Piece] = []
+    for pieces in lines:
+        made += pieces
+        if time.monotonic_ns() >= ends_ns:
+            return made
+    return made or None
 
 
 async def _send(

@@ -16,8 +16,11 @@ from tensorwasm.server.openai.answer import (
     ModelAnswer,
     ModelOutputReader,
     OutputLine,
+    Piece,
     Stopper,
     Token,
+    ToolCall,
+    join_text,
 )
 
 HEADER = b'{"tensorwasm":1}\n'
@@ -270,3 +273,19 @@ def test_log_probabilities_stay_with_their_text(texts: list[str], stops: list[st
     kept = len("".join(texts))
     if len(sent) < kept:
         assert all(sum(map(len, texts[: int(each)])) <= len(sent) for each in found)
+
+
+def test_a_chunk_is_read_line_by_line():
+    """A chunk of many lines, blank ones too, does not keep others waiting: its reader can rest after each."""
+    lines = ModelAnswer("").read(HEADER + b"\n" + line(delta="a") + b"what?\n" + line(delta="b"))
+    assert [next(lines) for _ in range(3)] == [[], [], [Piece("a", [])]]
+    with pytest.raises(ModelOutputInvalid):
+        next(lines)
+
+
+def test_neighbours_that_are_only_text_are_one_piece():
+    token, call = Piece("c", [Token("c", -1.0)]), Piece(tool_calls=[ToolCall(0)])
+    vector = Piece(embedding=[1.0])
+    given = [Piece("a"), Piece("b", []), token, call, Piece("d"), vector, Piece(""), Piece("e")]
+    assert join_text(given) == [Piece("ab"), token, call, Piece("d"), vector, Piece("e")]
+    assert join_text([]) == []
