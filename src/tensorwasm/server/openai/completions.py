@@ -265,16 +265,21 @@ def _text_choice(index: int, choice: FinishedChoice) -> TextChoice:
 def join_tool_calls(parts: Sequence[ToolCall]) -> list[WholeToolCall]:
     """Return the complete calls, by index."""
     calls: dict[int, WholeToolCall] = {}
+    written: dict[int, tuple[list[str], list[str]]] = {}  # joined at the end, for appending to a long text copies it
     for at, part in enumerate(parts):
         index = at if part.index is UNSET else part.index
         call = calls.get(index)
         if call is None:
             call = calls[index] = WholeToolCall(f"call_{uuid.uuid4().hex}", "function", FunctionOfCall("", ""))
+            written[index] = [], []
         call.id = part.id or call.id
         call.type = part.type or call.type
         function = part.function or CalledFunction()
-        call.function.name += function.name or ""
-        call.function.arguments += function.arguments or ""
+        names, arguments = written[index]
+        names.append(function.name or "")
+        arguments.append(function.arguments or "")
+    for index, (names, arguments) in written.items():
+        calls[index].function = FunctionOfCall("".join(names), "".join(arguments))
     return [calls[index] for index in sorted(calls)]
 
 
