@@ -381,3 +381,38 @@ def test_a_tenant_over_its_own_share_evicts_no_session_of_others():
             held.release()
 
     run(story, host_bytes=1200 * MIB)
+
+
+class SlowSession:
+    """One idle session, which is saved for some time before its memory is free."""
+
+    def __init__(self, quotas):
+        self.idle, self.saved, self.holding = True, asyncio.Event(), quotas.hold(9, {}, memory_bytes=50)
+
+    def any_idle(self, _tenant):
+        return self.idle
+
+    async def evict_one(self, _tenant):
+        if not self.idle:
+            return False
+        self.idle = False
+        await self.saved.wait()
+        self.holding.release()
+        return True
+
+
+def test_a_call_waits_for_a_session_that_is_leaving_memory_whoever_comes_meanwhile():
+    """A session that is being evicted is not idle any more: the next call let all be refused that waited for it."""
+
+    async def story(quotas, queue):
+        queue.idle = session = SlowSession(quotas)
+        calls = []
+        for tenant, size in ((1, 60), (2, 60)):
+            calls.append(asyncio.create_task(queue.hold(tenant, {"memory_bytes": 100}, size, NEVER)))
+            await settle()
+        assert not any(call.done() for call in calls)
+        session.saved.set()
+        queue.release(1, await calls[0])
+        queue.release(2, await calls[1])
+
+    run(story, host_bytes=100)

@@ -189,11 +189,15 @@ class InstanceQueue:
         if self.idle is not None and self.idle.any_idle(tenant):
             task = asyncio.get_running_loop().create_task(self._evict(self.idle, granted, tenant))
             self._evicting.add(task)
-            task.add_done_callback(self._evicting.discard)
+            task.add_done_callback(self._evicted)
 
     async def _evict(self, idle: IdleInstances, granted: asyncio.Future[QuotaHold], tenant: int | None) -> None:
         while granted in self._waiting and await idle.evict_one(tenant):
             self._serve()
+
+    def _evicted(self, task: asyncio.Task[None]) -> None:
+        self._evicting.discard(task)
+        self._serve()
 
     def _serve(self) -> None:
         """Give free memory to the waiting calls in order; behind one that the machine is too full for, only a part."""
@@ -234,4 +238,5 @@ class InstanceQueue:
             del self._running[tenant]
 
     def _any_idle(self, tenant: int | None) -> bool:
-        return self.idle is not None and self.idle.any_idle(tenant)
+        """Return whether an idle instance can be evicted, or one is being evicted, which is not idle any more."""
+        return bool(self._evicting) or (self.idle is not None and self.idle.any_idle(tenant))
