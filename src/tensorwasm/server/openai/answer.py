@@ -21,6 +21,9 @@ HEAD: Final = b'{"tensorwasm":'
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_TOKENS: Final = 1 << 20
 
+MAX_TOOL_CALLS: Final = 256
+"""Tool calls of one answer."""
+
 BYTES_A_TOKEN: Final = 4
 """Bytes counted as one token of a prompt that the guest did not count."""
 
@@ -148,7 +151,7 @@ class ModelOutputReader:
 
 
 _BLANK: Final = OutputLine()
-"""Stands for a blank line, so that whoever reads many of them can rest in between."""
+"""Stands for a blank line, so that a reader of many of them can pause in between."""
 
 _decoder: Final = msgspec.json.Decoder(OutputLine)
 
@@ -243,9 +246,16 @@ class Stopper:
 
 
 class ModelAnswer:
-    """Turns a guest's chunks into pieces of an answer; performs no I/O. `reader` reads the guest's output.
+    """Turns a guest's chunks into pieces of an answer; performs no I/O.
 
-    The prompt, text or tokens, is for counting; `max_tokens` None means any number.
+    Args:
+        prompt: text or tokens, for counting.
+        stops: sequences before which the answer ends.
+        max_tokens: None means any number.
+
+    Attributes:
+        reader: reads the guest's output.
+        read_bytes: length of that output so far.
     """
 
     def __init__(self, prompt: str | Sequence[int], stops: Sequence[str] = (), max_tokens: int | None = None) -> None:
@@ -257,7 +267,9 @@ class ModelAnswer:
         self._reported = ReportedUsage()
         self._guest_reason: Finish | None = None
         self._own_reason: Finish | None = None
+        self._calls = 0  # parts of tool calls without an index: each is a call
         self._has_calls = False
+        self.read_bytes = 0  # of the guest's output
 
     @property
     def ended(self) -> bool:
@@ -289,6 +301,7 @@ class ModelAnswer:
 
     def read(self, chunk: bytes) -> Iterator[list[Piece]]:
         """Yield the pieces of each line that a chunk completes, read when they are asked for; raises as `feed` does."""
+        self.read_bytes += len(chunk)
         return self._take(self.reader.read(chunk))
 
     def finish(self) -> list[Piece]:
@@ -321,9 +334,15 @@ class ModelAnswer:
             self._own_reason = "stop"
             return pieces
         if line.tool_calls or line.embedding is not None:
-            self._has_calls = self._has_calls or bool(line.tool_calls)
+            self._count_calls(line.tool_calls or ())
             pieces.append(Piece(tool_calls=line.tool_calls or (), embedding=line.embedding))
         return pieces + self._end() if tokens == self._max_tokens else pieces
+
+    def _count_calls(self, parts: Sequence[ToolCall]) -> None:
+        self._has_calls = self._has_calls or bool(parts)
+        self._calls += sum(part.index is UNSET for part in parts)
+        if self._calls > MAX_TOOL_CALLS:
+            raise ModelOutputInvalid(f"the model answered with more than {MAX_TOOL_CALLS} tool calls")
 
     def _end(self) -> list[Piece]:
         """End the answer at its token limit, unless the guest has given another reason."""

@@ -63,6 +63,9 @@ from tensorwasm.service.invocations.request import InvocationRequest
 SLICE_NS: Final = 300_000
 """How long a guest's output is read at a time, other requests waiting."""
 
+MAX_WHOLE_BYTES: Final = 16 << 20
+"""Output of guests for all choices of a reply that is not streamed: it is held and encoded in one piece."""
+
 QUIET: Final = Piece()
 """Stands for some time without output."""
 
@@ -293,10 +296,13 @@ async def _complete(
     if body.stream:
         parts = _parts(request, plan, reference, renderer, echo=echo)
         return await _send(parts, DONE, lambda error: b"data: " + error_body(error, openai=True) + b"\n\n")
-    choices, spent = [], []
+    choices, spent, read_bytes = [], [], 0
     for index in range(len(plan.runs)):
         run = ModelRun(request, plan, reference, index)
         pieces = await run.whole()
+        read_bytes += run.answer.read_bytes
+        if read_bytes > MAX_WHOLE_BYTES:
+            raise ModelOutputInvalid(f"the choices come to more than {MAX_WHOLE_BYTES} bytes: ask for a stream")
         choices.append(FinishedChoice(pieces, run.answer.finish_reason, run.prompt if echo else ""))
         spent.append(run.answer.usage)
     return Reply(renderer.whole(choices, add_usage(spent)))

@@ -13,6 +13,7 @@ from tensorwasm.errors import ModelOutputInvalid, ModelRefused
 from tensorwasm.server.openai.answer import (
     HEAD,
     MAX_LINE_BYTES,
+    MAX_TOOL_CALLS,
     ModelAnswer,
     ModelOutputReader,
     OutputLine,
@@ -94,6 +95,14 @@ def test_tool_calls_are_a_finish_reason() -> None:
     pieces = [*answer.feed(HEADER), *answer.feed(line(tool_calls=[{"index": 0, "id": "a"}])), *answer.finish()]
     assert [call.id for piece in pieces for call in piece.tool_calls] == ["a"]
     assert answer.finish_reason == "tool_calls"
+
+
+def test_tool_calls_without_an_index_are_separate_and_bounded() -> None:
+    answer = ModelAnswer("")
+    assert answer.feed(HEADER + line(tool_calls=[{"index": 0}] * 500)), "parts of one call"
+    assert answer.feed(line(tool_calls=[{}] * MAX_TOOL_CALLS))
+    with pytest.raises(ModelOutputInvalid, match="256 tool calls"):
+        answer.feed(line(tool_calls=[{}]))
 
 
 def test_a_refusal_of_the_guest_is_an_error() -> None:

@@ -79,6 +79,14 @@ def test_each_choice_is_a_separate_answer():
     assert found["usage"]["completion_tokens"] == 2
 
 
+def test_choices_that_are_held_at_once_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(openai, "MAX_WHOLE_BYTES", 10)
+    assert len(answer([FakeStream([b"12345"]) for _ in range(2)], n=2)["choices"]) == 2
+    with pytest.raises(ModelOutputInvalid, match="ask for a stream"):
+        answer([FakeStream([b"12345"]), FakeStream([b"123456"])], n=2)
+    assert parts([FakeStream([b"12345"]), FakeStream([b"123456"])], n=2)[1].whole
+
+
 def test_a_completion_echoes_its_prompt():
     assert answer([FakeStream([b"!"])], "completion", echo=True)["choices"][0]["text"] == "hi!"
 
