@@ -13,6 +13,7 @@ from tensorwasm.errors import (
     GuestTrap,
     NotCapturable,
     NotFound,
+    QuotaExceeded,
     StoreUnavailable,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -94,6 +95,8 @@ class FakeShop:
     alive: int = 0
     made: int = 0
     store_fails: bool = False
+    full: set[int] = field(default_factory=set)  # tenants whose quota is used up
+    tried: int = 0  # saves that were asked for
     capturable: bool = True
     hanging: threading.Event = field(default_factory=threading.Event)
 
@@ -116,6 +119,9 @@ class FakeShop:
         return self._make(self.saves[tenant, name])
 
     def save(self, tenant, resolved, live, name):
+        self.tried += 1
+        if tenant in self.full:
+            raise QuotaExceeded("artifacts")
         if not self.capturable:
             raise NotCapturable("it holds what cannot be saved")
         if self.store_fails:

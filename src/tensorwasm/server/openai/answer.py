@@ -95,6 +95,7 @@ class ModelOutputReader:
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
+        self._start = b""  # of the output, at most as long as `HEAD`
         self._rest = bytearray()
         self.in_lines = False
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
@@ -110,8 +111,8 @@ class ModelOutputReader:
             yield from self._read_lines(chunk) if self.in_lines else self._read_text(chunk)
             return
         self._held.append(chunk)
-        start = b"".join(self._held)[: len(HEAD)]
-        if start == HEAD or not HEAD.startswith(start):  # else it may become either
+        self._start = (self._start + chunk[: len(HEAD)])[: len(HEAD)]
+        if self._start == HEAD or not HEAD.startswith(self._start):  # else it may become either
             yield from self._settle()
 
     def finish(self) -> list[OutputLine]:
@@ -125,7 +126,7 @@ class ModelOutputReader:
     def _settle(self) -> Iterator[OutputLine]:
         """Decide between text and lines, and read what was held until now."""
         self._known = True
-        self.in_lines = b"".join(self._held).startswith(HEAD)
+        self.in_lines = self._start == HEAD
         held, self._held = self._held, []
         for chunk in held:
             yield from self.read(chunk)

@@ -182,8 +182,11 @@ class InstanceMemory:
         return entry.live is None
 
     async def evict_one(self, tenant: int | None) -> bool:
-        """Evict the least recently used idle session, of one tenant or of any for None; return whether one left."""
-        for each in sorted(self._evictable(tenant), key=lambda each: each.used_ns)[:EVICTIONS]:
+        """Evict the least recently used idle session, of one tenant or of any for None; return whether one left.
+
+        Those whose last save failed come last: else a tenant whose quota for saves is used up would keep the memory.
+        """
+        for each in sorted(self._evictable(tenant), key=lambda each: (bool(each.save_error), each.used_ns))[:EVICTIONS]:
             if await self.evict(each):
                 return True
         return False

@@ -130,8 +130,11 @@ class Sessions:
 
     async def sweep(self) -> int:
         """Save and evict sessions that were idle for too long; return their number."""
-        since_ns = self._now_ns() - round(self._idle_s * 1e9)
-        unused = (each for each in self._queue.entries() if each.idle and each.used_ns <= since_ns)
+        now_ns = self._now_ns()
+        since_ns = now_ns - round(self._idle_s * 1e9)
+        unused = [each for each in self._queue.entries() if each.idle and each.used_ns <= since_ns]
+        for each in unused:
+            each.used_ns = now_ns  # one that stays is not saved again in every sweep
         return sum(await asyncio.gather(*map(self.memory.evict, unused)))
 
     async def renew(self) -> None:

@@ -258,6 +258,31 @@ def test_a_session_that_cannot_be_saved_is_not_evicted():
     run_story(story, most=1)
 
 
+def test_sessions_whose_tenant_has_no_room_to_save_them_do_not_keep_others_out_of_memory():
+    async def story(small):
+        full = [await small.open(1) for _ in range(memory.EVICTIONS)]
+        for which in full:
+            await small.sessions.call(1, which, SessionCall(args=(1,)))
+        small.factory.full.add(1)
+        other = await small.open(2)
+        await small.sessions.call(2, other, SessionCall(args=(1,)))
+        small.time.now_s += 60
+        assert await small.sessions.sweep() == 1, "only the other tenant's can leave"
+        await small.sessions.call(2, other, SessionCall(args=(1,)))
+        await small.open(3)
+        assert not (await small.sessions.get(2, other)).in_memory
+        assert {(await small.sessions.get(1, each)).save_error for each in full} == {"quota_exceeded"}
+        tried = small.factory.tried
+        small.time.now_s += 59
+        assert await small.sessions.sweep() == 0
+        assert small.factory.tried == tried, "they are tried again after as long"
+        small.factory.full.clear()
+        small.time.now_s += 1
+        assert await small.sessions.sweep() >= len(full)
+
+    run_story(story, most=memory.EVICTIONS + 1, quota=memory.EVICTIONS)
+
+
 def test_a_session_that_cannot_be_saved_when_the_service_ends_is_marked_lost():
     small_rows = []
 
