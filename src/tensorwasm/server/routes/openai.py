@@ -91,12 +91,13 @@ class ModelRun:
         prompt: its prompt if that is text, else empty.
     """
 
-    __slots__ = ("_bounded", "_call", "_plan", "_reference", "_request", "answer", "prompt")
+    __slots__ = ("_at_once_ns", "_bounded", "_call", "_plan", "_reference", "_request", "answer", "prompt")
 
     def __init__(self, request: HttpRequest, plan: ModelPlan, reference: str, index: int = 0) -> None:
         given = plan.prompts[index]
         self.prompt = given if isinstance(given, str) else ""
         self.answer = ModelAnswer(given, plan.stops, plan.max_tokens)
+        self._at_once_ns = SLICE_NS  # left to read output in without a rest
         self._bounded = bool(plan.stops) or plan.max_tokens is not None
         self._request = request
         self._plan = plan
@@ -117,7 +118,9 @@ class ModelRun:
         except NotFound:
             raise self._missing() from None
         lines = chain.from_iterable(map(self.answer.read, require_success(outcome).chunks))
-        while (part := await run_slice(partial(_read_some, lines))) is not None:
+        more = True
+        while more:
+            part, more = await self._read(lines)
             made += join_text(part)
         return made + self.answer.finish()
 
@@ -141,7 +144,9 @@ class ModelRun:
                         yield None
                         continue
                     lines = self.answer.read(chunk)
-                    while (part := await run_slice(partial(_read_some, lines))) is not None:
+                    more = True
+                    while more:
+                        part, more = await self._read(lines)
                         yield part
                     if self.answer.ended:
                         return
@@ -150,20 +155,29 @@ class ModelRun:
             raise self._missing() from None
         yield self.answer.finish()
 
+    async def _read(self, lines: Iterator[list[Piece]]) -> tuple[list[Piece], bool]:
+        """Return as `_read_some` does; most answers are short, and are read at once."""
+        if self._at_once_ns <= 0:
+            return await run_slice(partial(_read_some, lines))
+        began_ns = time.monotonic_ns()
+        found = _read_some(lines)
+        self._at_once_ns -= time.monotonic_ns() - began_ns
+        return found
+
     def _missing(self) -> ModelNotFound:
         self._request.service.models.forget(self._request.tenant, self._plan.model)
         return ModelNotFound("the model does not exist any more")
 
 
-def _read_some(lines: Iterator[list[Piece]]) -> list[Piece] | None:
-    """Return the pieces of the next lines, as many as are read in `SLICE_NS`; None after the last."""
+def _read_some(lines: Iterator[list[Piece]]) -> tuple[list[Piece], bool]:
+    """Return the pieces of the next lines, as many as are read in `SLICE_NS`, and whether there may be more."""
     ends_ns = time.monotonic_ns() + SLICE_NS
     made: list[Piece] = []
     for pieces in lines:
         made += pieces
         if time.monotonic_ns() >= ends_ns:
-            return made
-    return made or None
+            return made, True
+    return made, False
 
 
 async def _send(
