@@ -187,10 +187,9 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that figures depend on."""
-    maps, linkage = Path("/proc/self/maps"), ""
-    if maps.exists():  # an interpreter in a shared library is slower by a third
-        linkage = ", a shared library" if "/libpython" in maps.read_text() else ", a program of one piece"
-    found = {"python": platform.python_version() + linkage}
+    found, maps = {"python": platform.python_version()}, Path("/proc/self/maps")
+    if maps.exists():  # an interpreter whose libpython is shared is slower by a third
+        found["libpython"] = "shared" if "/libpython" in maps.read_text() else "static"
     for name in ("tensor-wasm", "wasmtime", "numpy", "cuda-bindings"):
         try:
             found[name] = metadata.version(name)
