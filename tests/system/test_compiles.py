@@ -56,10 +56,23 @@ def first_compiler(pid):
 
 
 def until_idle(pid):
-    """Wait until a process itself does nothing: all that it was asked for waits for others."""
+    """Wait until a process itself does nothing: all that it was asked for waits for others.
+
+    A thread that waits for a processor or for a disk takes no time either, but does not sleep.
+    """
     spent = None
-    while spent != (spent := Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[11:13]):
+    while spent != (spent := activity(pid)) or set(spent.values()) & {"R", "D"}:
         select.select([], [], [], 0.5)
+
+
+def activity(pid):
+    """Return the state of each thread of a process, by its number and the time that it has taken."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = path.read_text().rsplit(")")[1].split()
+            found[path.parent.name, *fields[11:13]] = fields[0]
+    return found
 
 
 def has_ended(handle):
