@@ -101,12 +101,12 @@ class ModelOutputReader:
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._known = False
 
-    def feed(self, chunk: bytes) -> list[OutputLine]:
-        """Return the lines that a chunk completes; raise `ModelOutputInvalid` if one violates the protocol."""
-        return [line for line in self.read(chunk) if line is not _BLANK]
-
     def read(self, chunk: bytes) -> Iterator[OutputLine]:
-        """Yield the lines that a chunk completes, each read when it is asked for; raises as `feed` does."""
+        """Yield the lines that a chunk completes, each read when it is asked for; a blank line is an empty one.
+
+        Raises:
+            ModelOutputInvalid: a line violates the protocol.
+        """
         if self._known:
             yield from self._read_lines(chunk) if self.in_lines else self._read_text(chunk)
             return
@@ -116,7 +116,7 @@ class ModelOutputReader:
             yield from self._settle()
 
     def finish(self) -> list[OutputLine]:
-        """Return the lines that were incomplete, once the answer has ended; raises as `feed` does."""
+        """Return the lines that were incomplete, once the answer has ended; raises as `read` does."""
         lines = [] if self._known else list(self._settle())
         if self.in_lines:
             return [*lines, *([_parse(bytes(self._rest))] if self._rest.strip() else [])]
@@ -141,7 +141,7 @@ class ModelOutputReader:
             line = bytes(self._rest)
             self._rest.clear()
             start = end + 1
-            yield _parse(line) if line.strip() else _BLANK
+            yield _parse(line) if line.strip() else BLANK
         self._extend(chunk, start, len(chunk))
 
     def _extend(self, chunk: bytes, start: int, end: int) -> None:
@@ -151,7 +151,7 @@ class ModelOutputReader:
         self._rest += chunk[start:end]
 
 
-_BLANK: Final = OutputLine()
+BLANK: Final = OutputLine()
 """Stands for a blank line, so that a reader of many of them can pause in between."""
 
 _decoder: Final = msgspec.json.Decoder(OutputLine)
@@ -291,22 +291,18 @@ class ModelAnswer:
             prompt = -(-len(given.encode()) // BYTES_A_TOKEN) if isinstance(given, str) else len(given)
         return TokenUsage(prompt, self._tokens if completion is None else completion)
 
-    def feed(self, chunk: bytes) -> list[Piece]:
-        """Add a chunk; return what may be sent.
+    def read(self, chunk: bytes) -> Iterator[list[Piece]]:
+        """Yield what may be sent of each line that a chunk completes, read when it is asked for.
 
         Raises:
-            ModelOutputInvalid: it violates the protocol.
+            ModelOutputInvalid: the chunk violates the protocol.
             ModelRefused: the guest reports an error.
         """
-        return [piece for pieces in self.read(chunk) for piece in pieces]
-
-    def read(self, chunk: bytes) -> Iterator[list[Piece]]:
-        """Yield the pieces of each line that a chunk completes, read when they are asked for; raises as `feed` does."""
         self.read_bytes += len(chunk)
         return self._take(self.reader.read(chunk))
 
     def finish(self) -> list[Piece]:
-        """Return what was held back, once the guest has ended; raises as `feed` does."""
+        """Return what was held back, once the guest has ended; raises as `read` does."""
         if self.ended:
             return []
         read = [piece for pieces in self._take(self.reader.finish()) for piece in pieces]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tensorwasm import settings
-from tensorwasm.gpu.native import layout as pad
+from tensorwasm.gpu.native import layout as shared
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.imports.abi import ARG_TAGS, CUDA_MODULE_0_1
 from tensorwasm.guest.native import compiled, layout, oneshot, waiting
@@ -114,7 +114,7 @@ def test_no_address_of_this_process_is_a_constant(code, name):
 
 
 def test_every_table_has_a_mask():
-    rows = (pad.KERNEL_ROWS, pad.BUFFER_ROWS, pad.STREAM_ROWS, pad.GRAPH_ROWS)
+    rows = (shared.KERNEL_ROWS, shared.BUFFER_ROWS, shared.STREAM_ROWS, shared.GRAPH_ROWS)
     masks = (layout.KERNEL_MASK, layout.BUFFER_MASK, layout.STREAM_MASK, layout.GRAPH_MASK)
     assert [int(mask) + 1 for mask in masks] == list(rows)
 
