@@ -128,7 +128,9 @@ def finish(name: str, text: bytes) -> bytes:
     if str(ROOT).encode() in text:
         raise BuildError(f"{name} names {ROOT}")
     version = re.search(rb"(?m)^\.version\s+(\S+)", text)
-    for older in OLDER if version else ():
+    if version is None:
+        raise BuildError(f"{name} has no version")
+    for older in OLDER:
         lowered = text[: version.start(1)] + older + text[version.end(1) :]
         if older < version[1] and assembles(lowered):
             return lowered

@@ -49,7 +49,7 @@ def gemm_blocked(large: bool) -> Case:
     )
 
 
-def _halves(random: np.random.Generator, *shape: int) -> Buffer:
+def halves(random: np.random.Generator, *shape: int) -> Buffer:
     """Draw halves of few bits: their products are exact, and so are sums of up to 8192 of them in any order."""
     return Buffer((random.integers(-8, 9, shape, np.int8) / np.float16(8)).astype(np.float16))
 
@@ -60,7 +60,7 @@ def gemm_wmma(large: bool) -> Case:
         "gemm_wmma",
         (n // 64, m // 64, 1),
         (128, 1, 1),
-        lambda r: [_halves(r, m, k), _halves(r, k, n), zeros(m, n), np.int32(n), np.int32(k)],
+        lambda r: [halves(r, m, k), halves(r, k, n), zeros(m, n), np.int32(n), np.int32(k)],
         _product,
     )
 
@@ -71,7 +71,7 @@ def gemm_mma(large: bool) -> Case:
         "gemm_mma",
         (n // 64, m // 64, 1),
         (128, 1, 1),
-        lambda r: [_halves(r, m, k), _halves(r, k, n), zeros(m, n), np.int32(n), np.int32(k)],
+        lambda r: [halves(r, m, k), halves(r, k, n), zeros(m, n), np.int32(n), np.int32(k)],
         _product,
     )
 

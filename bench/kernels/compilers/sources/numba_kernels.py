@@ -210,27 +210,27 @@ def matrix(kind):
     return types.Array(kind, 2, "C")
 
 
-F, M, I, L = vector(float32), matrix(float32), vector(int32), vector(int64)
+F, M, N, L = vector(float32), matrix(float32), vector(int32), vector(int64)
 KERNELS = {
     "axpy": (axpy, (float32, F, F), {}),
     "axpy_strided": (axpy, (float64, types.Array(float64, 1, "A"), types.Array(float64, 1, "A")), {}),
     "matmul": (matmul, (M, M, M), {}),
     "matmul_fast": (matmul, (M, M, M), {"fastmath": True}),
     "reduce": (reduce, (F, F), {}),
-    "histogram": (histogram, (vector(uint8), I), {}),
+    "histogram": (histogram, (vector(uint8), N), {}),
     "softmax": (softmax, (M, M), {}),
-    "scan": (scan, (I, I), {}),
-    "sort": (sort, (I,), {}),
+    "scan": (scan, (N, N), {}),
+    "sort": (sort, (N,), {}),
     "mandelbrot": (mandelbrot, (matrix(int32), float64, float64, float64, int32), {}),
     "polynomial": (polynomial, (F, F), {}),
     "special": (special, (vector(float64), vector(float64)), {}),
     "divide": (divide, (L, L, L), {}),
-    "cas": (cas, (I, I, I), {}),
-    "checked": (checked, (F, I, F), {}),
-    "checked_debug": (checked, (F, I, F), {"debug": True, "opt": False}),
-    "checked_lines": (checked, (F, I, F), {"lineinfo": True}),
-    "say": (say, (I,), {}),
-    "monte_carlo": (monte_carlo, (types.Array(xoroshiro128p_type, 1, "C"), I), {}),
+    "cas": (cas, (N, N, N), {}),
+    "checked": (checked, (F, N, F), {}),
+    "checked_debug": (checked, (F, N, F), {"debug": True, "opt": False}),
+    "checked_lines": (checked, (F, N, F), {"lineinfo": True}),
+    "say": (say, (N,), {}),
+    "monte_carlo": (monte_carlo, (types.Array(xoroshiro128p_type, 1, "C"), N), {}),
 }
 
 if __name__ == "__main__":

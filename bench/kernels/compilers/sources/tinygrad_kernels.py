@@ -1,4 +1,4 @@
-"""Kernels that tinygrad's PTX renderer writes for expressions, the first three of each. Usage: tinygrad_kernels.py FOLDER."""
+"""Up to three kernels of tinygrad's PTX renderer for each expression. Usage: tinygrad_kernels.py FOLDER."""
 
 from __future__ import annotations
 
