@@ -159,6 +159,10 @@ def compiler_texts() -> Iterator[tuple[str, bytes]]:
         yield f"nvcc-{source.stem}.ptx", compile_cuda(source, (f"-arch=compute_{target}",))
     for name, (stem, options) in VARIANTS.items():
         yield f"nvcc-{name}.ptx", compile_cuda(KERNELS / "cuda" / f"{stem}.cu", options)
+    for source in sorted((KERNELS / "cuda").glob("*.cu")):
+        # The compiler of nvcc for sm_100 and later is another one. What it writes runs on older GPUs too.
+        text = compile_cuda(source, ("-arch=compute_100",))
+        yield f"nvcc-{source.stem}_nvvm23.ptx", text.replace(b".target sm_100", b".target sm_80")
     for script in sorted(SOURCES.glob("*.py")):
         yield from run_script(script)
 

@@ -27,6 +27,7 @@ BASES: Final = {
     "nvrtc-device_variables_lines": array_cases.device_variables,
     "nvrtc-bitonic_sort_debug": array_cases.bitonic_sort,
     "nvrtc-hist_shared_sm90": array_cases.hist_shared,
+    **{f"nvcc-{make.__name__}_nvvm23": make for make in (*array_cases.KERNELS, *matrix_cases.KERNELS)},
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from numpy.testing import assert_allclose
 
@@ -10,10 +12,12 @@ from cases import Buffer, cases
 
 @pytest.mark.parametrize("case", cases("small"), ids=lambda case: case.name)
 def test_a_kernel_of_the_corpus_agrees_with_its_reference(launcher, case):
-    launcher.require(80)
+    text = case.text()
+    target = re.search(r"^\.target\s+sm_(\d+)", text, re.MULTILINE)[1]
+    launcher.require(int(target), re.search(r"^\.version\s+(\S+)", text, re.MULTILINE)[1])
     arguments = case.arguments()
     left = launcher.launch(
-        case.text(),
+        text,
         case.entry,
         [each.array if isinstance(each, Buffer) else each for each in arguments],
         grid=case.grid,
