@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,4 +241,6 @@ if __name__ == "__main__":
         # The path of this file would be in the text.
         function.__code__ = function.__code__.replace(co_filename="/kernels/numba_kernels.py")
         ptx, _ = cuda.compile_ptx(function, signature, cc=(8, 0), **options)
+        # Numba declares its environments in any order.
+        ptx = re.sub(r"(?m)(^\.common .*\n)+", lambda run: "".join(sorted(run[0].splitlines(keepends=True))), ptx)
         Path(sys.argv[1], f"numba-{name}.ptx").write_text(ptx, encoding="ascii")
