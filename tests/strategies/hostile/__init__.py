@@ -87,13 +87,18 @@ def _embed(kernel: Kernel, form: Form) -> None:
 # -------------------------------------------------------------------------------------------------- single attacks
 
 
+def _deliberate(name: str, variant: int | None = None) -> Kernel:
+    """Return an empty kernel for a single attack: two blocks of two warps, unless the attack says otherwise."""
+    return Kernel(random.Random(name), variant, grid=(2, 1, 1), block=(64, 1, 1))
+
+
 def _alone() -> dict[str, Hostile]:
     """Return one kernel a form and alternative; a variant takes its number's alternative everywhere."""
     made: dict[str, Hostile] = {}
     for name, form in FORMS.items():
         number, most = 0, 1
         while number < most:
-            kernel = Kernel(random.Random(f"{name} {number}"), variant=number)
+            kernel = _deliberate(f"{name} {number}", number)
             kernel.add(form)
             most = kernel.most
             made[f"{name}/{number}"] = kernel.finish(number, [form])
@@ -109,7 +114,7 @@ def _from_each_maker() -> dict[str, Hostile]:
         for name, maker in MAKERS[letter].items():
             text = f"ld.{base}.u32 $r8, [{register}];\nst.{base}.u32 [{register}], %seed;\nleak $r8"
             form = Form("address", f"{letter}-{name}", f"{maker.template.replace('$T0', register)}\n{text}")
-            kernel = Kernel(random.Random(form.full_name))
+            kernel = _deliberate(form.full_name)
             kernel.add(form)
             made[form.full_name] = kernel.finish(0, [form])
     return made
@@ -130,7 +135,7 @@ def _with_each_access(space: str) -> dict[str, Hostile]:
     made = {}
     for name, template in forms.items():
         form = Form("access", f"{space}-{name}", template)
-        kernel = Kernel(random.Random(form.full_name))
+        kernel = _deliberate(form.full_name)
         kernel.add_access(space, base, template)
         made[form.full_name] = kernel.finish(0, [form])
     return made

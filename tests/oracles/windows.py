@@ -1,0 +1,244 @@
+"""The judge of guarded kernels: a window of addresses as a guard expects it, on the emulator, and a victim beside it.
+
+A window is 4 GiB of addresses, aligned to 4 GiB, with 64 MiB of slack before and behind. The attacker's buffer and the
+module's variables are real memory in it; every other page, of the slack too, is one scratch chunk of 64 MiB, mapped
+again and again. A guarded kernel is given the window and nothing else, so whatever leaves it is a fault of the
+emulator; the victim's buffer is an ordinary allocation that no launch is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from fakes.emulation import Emulation
+from strategies.hostile import OWN_BYTES, Hostile
+from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
+from tensorwasm.gpu.emulator.memory.planes import host_bytes
+from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
+from tensorwasm.ptx import parse
+from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
+
+WINDOW_BYTES = 4 << 30
+SLACK_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
+OWN_AT = 0x2000_0000
+"""Offset of the attacker's buffer in the window."""
+DATA_AT = 0x3000_0000
+"""Offset of the module's variables."""
+DATA_BYTES = 1 << 20
+LAUNCH_BYTES = 64
+VICTIM_BYTES = 1 << 16
+_MOST_BLOCKS = 16
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE of Linux, the first missing in mmap
+
+
+class AddressWindow:
+    """The addresses of one window, mapped as the module's description says; Linux only.
+
+    Attributes:
+        start: the first address of the slack in front.
+        base: the first address of the window, a multiple of 4 GiB.
+        region: all of it, slack included, as a launch is given it.
+        own, data: the real memory.
+        scratch: the bytes that all other pages show.
+    """
+
+    def __init__(self, own_bytes: int = OWN_BYTES) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._reserved_bytes = 2 * WINDOW_BYTES + 2 * SLACK_BYTES
+        self._reserved = self._map(None, self._reserved_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, access=0)
+        self.base = -(-(self._reserved + SLACK_BYTES) // WINDOW_BYTES) * WINDOW_BYTES
+        self.start = self.base - SLACK_BYTES
+        self.region = Region(self.start, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
+        self._chunk = os.memfd_create("scratch")
+        os.ftruncate(self._chunk, CHUNK_BYTES)
+        for address in range(self.start, self.region.end, CHUNK_BYTES):
+            self._map(address, CHUNK_BYTES, mmap.MAP_SHARED | _FIXED, descriptor=self._chunk)
+        self.scratch = host_bytes(self.start, CHUNK_BYTES)
+        self.own = self._real(OWN_AT, own_bytes)
+        self.data = self._real(DATA_AT, DATA_BYTES)
+
+    def _map(self, address: int | None, size_bytes: int, flags: int, access: int = 3, descriptor: int = -1) -> int:
+        found = self._libc.mmap(address, size_bytes, access, flags | _NO_RESERVE, descriptor, 0)
+        if found in {None, ctypes.c_void_p(-1).value}:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return found
+
+    def _real(self, offset: int, size_bytes: int) -> Region:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
+        return Region(self._map(self.base + offset, size_bytes, flags), size_bytes, host=True)
+
+    def bytes_of(self, region: Region) -> np.ndarray:
+        """Return memory of the window, writable."""
+        return host_bytes(region.address, region.size_bytes)
+
+    def clear(self) -> None:
+        """Fill the real memory and the scratch chunk with zeros."""
+        os.ftruncate(self._chunk, 0)
+        os.ftruncate(self._chunk, CHUNK_BYTES)
+        for region in (self.own, self.data):
+            self.bytes_of(region).fill(0)
+
+    def close(self) -> None:
+        self._libc.munmap(self._reserved, self._reserved_bytes)
+        os.close(self._chunk)
+
+
+@contextmanager
+def races_allowed() -> Iterator[None]:
+    """Let kernels race in shared memory, as hardware does; what nobody has written is still not read."""
+    saved = RaceDetector._conflict, RaceDetector.overlaps
+    RaceDetector._conflict = lambda *_: None
+    RaceDetector.overlaps = lambda _self, index, *_: np.zeros(index.size, np.bool_)
+    try:
+        yield
+    finally:
+        RaceDetector._conflict, RaceDetector.overlaps = saved
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a launch.
+
+    Attributes:
+        violations: what a guarded kernel must never do; empty if it did nothing of it.
+        stopped: whether a thread wrote the status word.
+        lacking: why the emulator could not run the kernel, else empty; then nothing is known of it.
+    """
+
+    violations: tuple[str, ...] = ()
+    stopped: bool = False
+    lacking: str = ""
+
+
+class Exam:
+    """A window, a victim, and the words through which a guard is told to stop; runs hostile kernels one by one."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
+        self.emulation = Emulation(memory_bytes=1 << 24)
+        self.window = AddressWindow()
+        self.emulation.device.register(self.window.start, self.window.region.size_bytes)
+        self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
+        self.victim = self.emulation.buffer(self.secret)
+        self.flag = self.emulation.buffer([0])
+        self.status = self.emulation.buffer([0])
+
+    def close(self) -> None:
+        self.emulation.device.close()
+        self.window.close()
+
+    def run(
+        self,
+        hostile: Hostile,
+        guarded: str | None = None,
+        *,
+        data: bytes = b"",
+        budget_s: float = 0.05,
+        grace_s: float = 2.0,
+        stop: bool = False,
+    ) -> Outcome:
+        """Launch a kernel and judge what it did.
+
+        Args:
+            hostile: the kernel.
+            guarded: its text with the guard, whose entry has the parameter ``__tw_launch`` as its last; None launches
+                the kernel as it is, with the window as the only memory that it may touch.
+            data: what the module's variables hold at first, at `DATA_AT`.
+            budget_s: time until the deadline of the guard.
+            grace_s: time after it until the emulator stops the kernel, which is a violation.
+            stop: whether the stop flag is set from the beginning.
+        """
+        window, emulation = self.window, self.emulation
+        window.clear()
+        window.bytes_of(window.data)[: len(data)] = np.frombuffer(data, np.uint8)
+        for region, value in ((self.flag, int(stop)), (self.status, 0)):
+            emulation.device.write(region.address, struct.pack("<I", value), emulation.stream)
+        args = self._arguments(hostile)
+        regions = [window.region]
+        if guarded is not None:
+            args.append(self._launch_block(hostile, budget_s))
+            regions += [self.flag, self.status]
+        config = LaunchConfig(_cut(hostile.grid), hostile.block, hostile.dynamic_shared_bytes)
+        fault, lacking = self._launch(hostile, guarded or hostile.text, config, args, regions, budget_s + grace_s)
+        return Outcome((*fault, *self._harm(stop=stop)), bool(emulation.read(self.status)[0]), lacking)
+
+    def _arguments(self, hostile: Hostile) -> list[bytes]:
+        random_64, random_32 = self._rng.getrandbits(64), self._rng.getrandbits(32)
+        values = struct.pack(
+            "<QQQII", self.window.own.address, self.victim.address, random_64, self.window.own.size_bytes, random_32
+        )
+        return [values[:8], values[8:16], values[16:24], values[24:28], values[28:]]
+
+    def _launch_block(self, hostile: Hostile, budget_s: float) -> bytes:
+        """Return what the runtime writes into ``__tw_launch``."""
+        deadline = time.time_ns() + int(budget_s * 1e9)
+        words = (self.window.base >> 32, DATA_AT, deadline, self.flag.address, self.status.address)
+        return struct.pack("<IIQQQI", *words, hostile.dynamic_shared_bytes).ljust(LAUNCH_BYTES, b"\0")
+
+    def _launch(
+        self,
+        hostile: Hostile,
+        text: str,
+        config: LaunchConfig,
+        args: list[bytes],
+        regions: list[Region],
+        seconds: float,
+    ) -> tuple[tuple[str, ...], str]:
+        """Return the violation that ended the launch, and what the emulator lacks."""
+        emulation, device = self.emulation, self.emulation.device
+        try:
+            loaded = device.load(parse(text), NEVER)
+        except TensorWasmError as error:
+            return (), f"{type(error).__name__}: {error}"
+        deadline = Deadline.after(seconds)
+        try:
+            with races_allowed():
+                device.launch(loaded, hostile.entry, config, args, regions, emulation.stream, deadline)
+                device.synchronize(emulation.stream, deadline)
+        except InvalidDimensions as error:
+            return (), str(error)
+        except (KernelFault, InvokeTimeout) as error:
+            device.close_stream(emulation.stream)
+            emulation.stream = device.open_stream()
+            kind = "fault" if isinstance(error, KernelFault) else "still running"
+            return (f"{kind}: {error}",), ""
+        except TensorWasmError as error:
+            device.close_stream(emulation.stream)
+            emulation.stream = device.open_stream()
+            return (), f"{type(error).__name__}: {error}"
+        finally:
+            device.unload(loaded)
+        return (), ""
+
+    def _harm(self, *, stop: bool) -> Iterator[str]:
+        """Yield what happened to memory that is not the attacker's, and what he learnt of it."""
+        if not np.array_equal(self.emulation.read(self.victim, np.uint64), self.secret):
+            self.emulation.device.write(self.victim.address, self.secret.tobytes(), self.emulation.stream)
+            yield "the victim's buffer has changed"
+        if self.emulation.read(self.flag)[0] != stop:
+            yield "the stop flag has changed"
+        if self.emulation.read(self.status)[0] not in {0, 1}:
+            yield "the status word holds what no guard writes"
+        for region in (self.window.own, self.window.data):
+            if np.isin(self.window.bytes_of(region).view(np.uint64), self.secret).any():
+                yield "the victim's data are in the attacker's memory"
+
+
+def _cut(grid: Dim3) -> Dim3:
+    """Return a grid of which the emulator runs every block in time."""
+    return grid if prod(grid) <= _MOST_BLOCKS else (_MOST_BLOCKS, 1, 1)
