@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from strategies.hostile.accesses import SPACES, access_template, atomics, loads, stores, types
+from strategies.hostile.accesses import IMMEDIATES, SPACES, access_template, atomics, loads, stores, types
 from strategies.hostile.kernel import MAKERS, ODDITIES, OWN_BYTES, PARAMETERS, Form, Hostile, Kernel, read_forms
 
 __all__ = ["DELIBERATE", "FAMILIES", "FORMS", "OWN_BYTES", "PARAMETERS", "Hostile", "generate"]
@@ -141,7 +141,26 @@ def _with_each_access(space: str) -> dict[str, Hostile]:
     return made
 
 
-DELIBERATE = _alone() | _from_each_maker()
-"""Kernels of a single attack each, by ``family/form/variant``, ``address/...`` and ``access/...``."""
+def _with_each_immediate() -> dict[str, Hostile]:
+    """Return a kernel an immediate offset, with accesses to his buffer, to shared and to local memory."""
+    template = """ld.global.u8 $r1, [%own{0}];
+st.global.v4.u32 [%own{0}], {{$r1, $r1, $r1, $r1}};
+atom.global.add.u64 $d1, [%own{0}], 1;
+.shared .align 16 .b8 $v1[64];
+st.shared.u32 [$v1{0}], $r1;
+.local .align 16 .b8 $v2[64];
+st.local.u64 [$v2{0}], $d1;
+leak $d1"""
+    made = {}
+    for immediate in dict.fromkeys(IMMEDIATES):
+        form = Form("immediate", immediate or "none", template.format(immediate))
+        kernel = _deliberate(form.full_name)
+        kernel.add(form)
+        made[form.full_name] = kernel.finish(0, [form])
+    return made
+
+
+DELIBERATE = _alone() | _with_each_immediate() | _from_each_maker()
+"""Kernels of a single attack each: ``family/form/variant``, ``address/...``, ``immediate/...``, ``access/...``."""
 for _space in SPACES:
     DELIBERATE |= _with_each_access(_space)

@@ -39,7 +39,7 @@ _EXCHANGES = ("exch.b32", "exch.b64", "cas.b16", "cas.b32", "cas.b64")
 _ORDERS = ("", ".relaxed.cta", ".relaxed.sys", ".release.gpu", ".cta", ".sys")
 _ATOM_ORDERS = (*_ORDERS, ".acquire.gpu", ".acq_rel.sys", ".acq_rel.gpu")
 _SMALL = ("", "", "+4", "+8", "+16", "+-4", "+-16", "+64")
-_IMMEDIATES = (
+IMMEDIATES = (
     *_SMALL, "+1", "+3", "+-1", "+7", "+4096", "+-4096", "+8388608", "+-8388608", "+8388612", "+-8388612", "+8388609",
     "+16777216", "+67108864", "+-67108864", "+2147483647", "+2147483644", "+-2147483648", "+4294967280", "+4294967296",
     "+-4294967296", "+1099511627776", "+9223372036854775807", "+-9223372036854775808", "+0x7ffffff8", "+0xffffffff",
@@ -56,7 +56,7 @@ def draw_number(rng: random.Random, letter: str) -> str:
         return str(rng.choice((rng.getrandbits(32), rng.getrandbits(16), 0x80000000, 0xFFFFFFFF)))
     if letter == "C":
         return str(rng.choice((0, 4, 16, 64, 252, 256, 4092)))
-    return rng.choice(_SMALL if letter == "J" else _IMMEDIATES)
+    return rng.choice(_SMALL if letter == "J" else IMMEDIATES)
 
 
 def loads(space: str) -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from strategies.hostile import DELIBERATE, FAMILIES, FORMS, generate
+from strategies.hostile.damage import damage
 from tensorwasm.errors import MalformedPtx
 from tensorwasm.ptx import parse, render
 
@@ -34,6 +35,23 @@ def test_generated_texts_are_read_and_printed(seeds):
 def test_deliberate_texts_are_read_and_printed(part):
     for hostile in [*DELIBERATE.values()][part::4]:
         check_text(hostile)
+
+
+def test_damage_is_the_same_for_the_same_seed_and_can_be_printed():
+    read, changed, valid = 0, 0, 0
+    for seed in range(60):
+        hostile = generate(seed)
+        if not hostile.valid:
+            continue
+        module = parse(hostile.text)
+        damaged = damage(module, seed)
+        assert damaged == damage(module, seed)
+        valid += 1
+        changed += damaged != module
+        with suppress(MalformedPtx):
+            read += parse(render(damaged)) == damaged
+    assert changed > valid * 0.8
+    assert read > valid * 0.6
 
 
 def check_text(hostile):
