@@ -17,16 +17,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import prod
 
 import numpy as np
 
 from fakes.emulation import Emulation
+from oracles.guarding import launch_block
 from strategies.hostile import OWN_BYTES, Hostile
 from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
 from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
+from tensorwasm.ptx.guarded import STOPPED, TRAPPED
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 WINDOW_BYTES = 4 << 30
@@ -37,7 +40,6 @@ OWN_AT = 0x2000_0000
 DATA_AT = 0x3000_0000
 """Offset of the module's variables."""
 DATA_BYTES = 1 << 20
-LAUNCH_BYTES = 64
 VICTIM_BYTES = 1 << 16
 _MOST_BLOCKS = 16
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE of Linux, the first missing in mmap
@@ -156,39 +158,40 @@ class Exam:
 
         Args:
             hostile: the kernel.
-            guarded: its text with the guard, whose entry has the parameter ``__tw_launch`` as its last; None launches
-                the kernel as it is, with the window as the only memory that it may touch.
-            data: what the module's variables hold at first, at `DATA_AT`.
+            guarded: what runs in its place; None launches the kernel as it is, with the window as the only memory that
+                it may touch.
             budget_s: time until the deadline of the guard.
             grace_s: time after it until the emulator stops the kernel, which is a violation.
             stop: whether the stop flag is set from the beginning.
         """
         window, emulation = self.window, self.emulation
         window.clear()
-        window.bytes_of(window.data)[: len(data)] = np.frombuffer(data, np.uint8)
+        if guarded is not None:
+            image = guarded.image(window.data.address)
+            window.bytes_of(window.data)[: len(image)] = np.frombuffer(image, np.uint8)
         for region, value in ((self.flag, int(stop)), (self.status, 0)):
             emulation.device.write(region.address, struct.pack("<I", value), emulation.stream)
-        args = self._arguments(hostile)
-        regions = [window.region]
+        args = self._arguments()
+        regions, text, shared_bytes = [window.region], hostile.text, hostile.dynamic_shared_bytes
         if guarded is not None:
-            args.append(self._launch_block(hostile, budget_s))
+            text, shared_bytes = guarded.text, guarded.shared_bytes(shared_bytes)
+            if not guarded.takes(hostile.block):
+                return Outcome(lacking="rows of a block that are no whole warps")
+            args = [_aligned(value, align) for value, align in zip_longest(args, guarded.aligns, fillvalue=1)]
+            deadline = time.time_ns() + int(budget_s * 1e9)
+            words = self.window.base >> 32, DATA_AT, deadline, self.flag.address, self.status.address
+            args.append(launch_block(*words, shared_bytes, hostile.dynamic_shared_bytes))
             regions += [self.flag, self.status]
-        config = LaunchConfig(_cut(hostile.grid), hostile.block, hostile.dynamic_shared_bytes)
-        fault, lacking = self._launch(hostile, guarded or hostile.text, config, args, regions, budget_s + grace_s)
+        config = LaunchConfig(_cut(hostile.grid), hostile.block, shared_bytes)
+        fault, lacking = self._launch(hostile, text, config, args, regions, budget_s + grace_s)
         return Outcome((*fault, *self._harm(stop=stop)), bool(emulation.read(self.status)[0]), lacking)
 
-    def _arguments(self, hostile: Hostile) -> list[bytes]:
+    def _arguments(self) -> list[bytes]:
         random_64, random_32 = self._rng.getrandbits(64), self._rng.getrandbits(32)
         values = struct.pack(
             "<QQQII", self.window.own.address, self.victim.address, random_64, self.window.own.size_bytes, random_32
         )
         return [values[:8], values[8:16], values[16:24], values[24:28], values[28:]]
-
-    def _launch_block(self, hostile: Hostile, budget_s: float) -> bytes:
-        """Return what the runtime writes into ``__tw_launch``."""
-        deadline = time.time_ns() + int(budget_s * 1e9)
-        words = (self.window.base >> 32, DATA_AT, deadline, self.flag.address, self.status.address)
-        return struct.pack("<IIQQQI", *words, hostile.dynamic_shared_bytes).ljust(LAUNCH_BYTES, b"\0")
 
     def _launch(
         self,
@@ -215,6 +218,8 @@ class Exam:
         except (KernelFault, InvokeTimeout) as error:
             device.close_stream(emulation.stream)
             emulation.stream = device.open_stream()
+            if "needs all 32 lanes" in error.message:
+                return (), "matrix instructions of a warp of which threads have exited: hardware lets them pass"
             kind = "fault" if isinstance(error, KernelFault) else "still running"
             return (f"{kind}: {error}",), ""
         except TensorWasmError as error:
@@ -232,11 +237,17 @@ class Exam:
             yield "the victim's buffer has changed"
         if self.emulation.read(self.flag)[0] != stop:
             yield "the stop flag has changed"
-        if self.emulation.read(self.status)[0] not in {0, 1}:
+        if self.emulation.read(self.status)[0] not in {0, STOPPED, TRAPPED}:
             yield "the status word holds what no guard writes"
         for region in (self.window.own, self.window.data):
             if np.isin(self.window.bytes_of(region).view(np.uint64), self.secret).any():
                 yield "the victim's data are in the attacker's memory"
+
+
+def _aligned(value: bytes, align: int) -> bytes:
+    """Return an argument as a launch ensures it: a multiple of what the kernel relies on."""
+    number = int.from_bytes(value, "little")
+    return (number - number % align).to_bytes(len(value), "little")
 
 
 def _cut(grid: Dim3) -> Dim3:

@@ -5,31 +5,23 @@ Source for initial values: PTX ISA 5.4.4 (Initializers), 5.4.6 (Alignment).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.errors import QuotaExceeded, TensorWasmError, UnsupportedPtx
 from tensorwasm.gpu.emulator.execution.machine import CHECK_STEPS, BasicBlock, Step
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
-from tensorwasm.gpu.emulator.ops import DTYPES
 from tensorwasm.gpu.emulator.program.builder import Builder, Finish, Item
 from tensorwasm.gpu.emulator.program.names import Names
-from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets, floating_bits, immediate_bits
+from tensorwasm.gpu.emulator.program.program import FunctionCode, Program, Targets
 from tensorwasm.gpu.emulator.steps.instructions import compile_instruction
 from tensorwasm.ptx.flow import components
-from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
+from tensorwasm.ptx.initial import initial_bytes
+from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import (
     Directive,
-    Float,
     Function,
-    Generic,
-    Initial,
     Instruction,
-    Int,
-    Masked,
     Module,
-    Name,
-    Offset,
     Variable,
 )
 from tensorwasm.ptx.reachability import require_understood, statements
@@ -39,9 +31,6 @@ from tensorwasm.watch import UNLIMITED, Watch
 
 _RETURN: Final = Instruction("ret")
 _FALL_THROUGH: Final = Finish(lambda _following, _resolve: lambda _machine, pc: pc + 1)
-
-AddressOf = Callable[[str], int]
-"""Address of a variable or function by name."""
 
 
 def load(module: Module, allocations: AllocationTable, deadline: Deadline) -> Program:
@@ -110,39 +99,9 @@ def _declare_variables(
         return addresses[id(found)]
 
     for variable, plane in zip(held, program.planes, strict=True):
-        data = _initial_bytes(variable, address_of, scope.watch)
+        data = initial_bytes(variable, address_of, scope.watch)
         plane.data[: len(data)] = memoryview(data)
     return addresses
-
-
-def _initial_bytes(variable: Variable, address_of: AddressOf, watch: Watch) -> bytes:
-    """Return the first bytes of a variable; the rest is zero."""
-    if not variable.initializer:
-        return b""
-    size = TYPE_BYTES.get(variable.type)
-    if size is None or size > 8:
-        raise UnsupportedPtx(f"variables of type .{variable.type}", *variable.position)
-    return b"".join(_element(one, variable, size, address_of) for one in watch.over(variable.initializer))
-
-
-def _element(value: Initial, variable: Variable, size: int, address_of: AddressOf) -> bytes:
-    match value:
-        case Int():
-            bits = immediate_bits(value.value, variable.type if variable.type in DTYPES else f"b{size * 8}")
-        case Float():
-            bits = floating_bits(value.bits, value.width, variable.type)
-        case Masked():
-            shift = (value.mask & -value.mask).bit_length() - 1
-            bits = (_address(value.address, address_of) & value.mask) >> shift
-        case Name() | Offset() | Generic():
-            bits = _address(value, address_of)
-        case _:
-            raise UnsupportedPtx(f"the initializer of {variable.name}", *variable.position)
-    return (bits % (1 << 8 * size)).to_bytes(size, "little")
-
-
-def _address(value: Name | Offset | Generic, address_of: AddressOf) -> int:
-    return address_of(value.name) if isinstance(value, Name) else address_of(value.base.name) + value.offset
 
 
 # --------------------------------------------------------------------------------------------- functions

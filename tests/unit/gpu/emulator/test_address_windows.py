@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from oracles.guarding import GuardedText
 from oracles.windows import DATA_AT, OWN_AT, SLACK_BYTES, WINDOW_BYTES, Exam
 from strategies.hostile import DELIBERATE, PARAMETERS
 
@@ -23,7 +24,7 @@ def exam():
 
 
 def attack(body, *, guarded=False):
-    last = ", .param .align 8 .b8 __tw_launch[64]" if guarded else ""
+    last = ", .param .align 8 .b8 __tw_launch[48]" if guarded else ""
     return f""".version 8.0
 .target sm_80
 .address_size 64
@@ -62,7 +63,7 @@ mov.b64 %rd3, {%r2, %r1};
 @pytest.mark.parametrize("immediate", [0, 8 << 20, -(8 << 20), (64 << 20) - 4])
 def test_a_fenced_access_of_the_victims_address_harms_nobody(exam, immediate):
     access = f"st.global.u32 [%rd3+{immediate}], 77;\natom.global.add.u32 %r3, [%rd3+{immediate}], 1;"
-    outcome = exam.run(ONE, attack(FENCED + access, guarded=True))
+    outcome = exam.run(ONE, GuardedText(attack(FENCED + access, guarded=True)))
     assert outcome == type(outcome)()
 
 
@@ -82,13 +83,13 @@ def test_a_fenced_access_of_the_victims_address_harms_nobody(exam, immediate):
     ],
 )
 def test_what_leaves_the_window_is_a_violation(exam, body):
-    outcome = exam.run(ONE, attack(body, guarded=True), grace_s=0.1)
+    outcome = exam.run(ONE, GuardedText(attack(body, guarded=True)), grace_s=0.1)
     assert len(outcome.violations) == 1
 
 
 def test_races_in_shared_memory_are_none(exam):
     body = ".shared .align 4 .u32 cell[4]; mov.u32 %r1, %tid.x; st.shared.u32 [cell], %r1; ld.shared.u32 %r2, [cell];"
-    assert exam.run(ONE, attack(body, guarded=True)).violations == ()
+    assert exam.run(ONE, GuardedText(attack(body, guarded=True))).violations == ()
 
 
 def test_a_kernel_that_polls_stops_at_the_deadline_and_at_the_flag(exam):
@@ -105,14 +106,14 @@ setp.ne.or.u32 %p1, %r1, 0, %p1;
 st.global.u32 [%rd5], 1;
 """
     for stop in (False, True):
-        outcome = exam.run(ONE, attack(body, guarded=True), stop=stop)
+        outcome = exam.run(ONE, GuardedText(attack(body, guarded=True)), stop=stop)
         assert (outcome.violations, outcome.stopped) == ((), True)
 
 
 def test_writing_the_flag_or_the_status_word_is_noticed(exam):
     for offset in (16, 24):
         body = f"ld.param.u64 %rd3, [__tw_launch+{offset}]; st.global.u32 [%rd3], 5;"
-        assert len(exam.run(ONE, attack(body, guarded=True)).violations) == 1
+        assert len(exam.run(ONE, GuardedText(attack(body, guarded=True))).violations) == 1
 
 
 @pytest.mark.parametrize(

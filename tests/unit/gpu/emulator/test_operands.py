@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import MalformedPtx
-from tensorwasm.gpu.emulator.program.program import floating_bits, immediate_bits, own
+from tensorwasm.gpu.emulator.program.program import own
+from tensorwasm.ptx.initial import floating_bits, immediate_bits
 
 
 def test_the_value_of_a_register_shares_no_memory():

@@ -21,8 +21,6 @@ from tensorwasm.gpu.emulator.program.program import (
     Reader,
     RegisterSlot,
     Writer,
-    floating_bits,
-    immediate_bits,
     read_computed,
     read_constant,
     read_register,
@@ -30,6 +28,7 @@ from tensorwasm.gpu.emulator.program.program import (
     write_nothing,
     write_register,
 )
+from tensorwasm.ptx.initial import floating_bits, immediate_bits
 from tensorwasm.ptx.layout import TYPE_BYTES, place
 from tensorwasm.ptx.model import (
     Address,

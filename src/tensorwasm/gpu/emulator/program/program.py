@@ -6,7 +6,6 @@ instruction reads or writes is refused with `MalformedPtx`.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -97,30 +96,6 @@ def own(values: Array, sources: tuple[Array, ...]) -> Array:
                 return values.copy()
         return values
     return values.copy()
-
-
-def float_bits(value: float, width: int) -> int:
-    """Return the IEEE bits of a number in single (32) or double (64) precision."""
-    with np.errstate(all="ignore"):
-        return int(np.float32(value).view(np.uint32) if width == 32 else np.float64(value).view(np.uint64))
-
-
-def immediate_bits(value: int, ptx_type: str) -> int:
-    """Return an integer constant (PTX ISA 4.5) as bits of a type: its value for floats, else two's complement."""
-    if ptx_type in ("f32", "f64"):
-        return float_bits(float(value), int(ptx_type[1:]))
-    return value & ((1 << DTYPES[ptx_type].itemsize * 8) - 1)
-
-
-def floating_bits(bits: int, width: int, ptx_type: str) -> int:
-    """Return a floating-point constant as bits of a type, converted if ``ptx_type`` is the other precision."""
-    target = DTYPES[ptx_type].itemsize * 8
-    if target == width:
-        return bits
-    value = struct.unpack("<f" if width == 32 else "<d", bits.to_bytes(width // 8, "little"))[0]
-    if target in (32, 64):
-        return float_bits(value, target)
-    raise MalformedPtx(f"a floating-point constant where .{ptx_type} is expected")
 
 
 # ------------------------------------------------------------------------------------------------------------- programs

@@ -1,0 +1,228 @@
+"""The guard: rewrites a kernel so that it can share a GPU context with kernels of other tenants.
+
+What it writes is described by `tensorwasm.ptx.guarded` and read again by `tensorwasm.ptx.verifier`, which alone is
+trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.flow import components, signature
+from tensorwasm.ptx.guard.agreements import add_agreements
+from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_variables
+from tensorwasm.ptx.guard.fences import Fenced, fence
+from tensorwasm.ptx.guard.flat import FlatFunction, flatten
+from tensorwasm.ptx.guard.lower import Context, lower
+from tensorwasm.ptx.guard.polls import add_charges
+from tensorwasm.ptx.guarded import (
+    CONST,
+    FAMILIES,
+    LAUNCH_PARAM,
+    LOCAL,
+    MAX_ACCESS_BYTES,
+    REGISTERS,
+    SHARED,
+    SHARED_ALIGN,
+    SHARED_BASE,
+    TRAP,
+    Arrays,
+    epilogue,
+    program_registers,
+    prologue,
+)
+from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, Variable
+from tensorwasm.ptx.verifier.alignment import aligned_registers
+from tensorwasm.ptx.verifier.convergence import waits
+from tensorwasm.ptx.verifier.costs import function_cost
+from tensorwasm.values import NEVER, Deadline
+from tensorwasm.watch import Watch
+
+__all__ = ["DataImage", "Guarded", "guard"]
+
+_KEPT_DIRECTIVES: Final = frozenset({"maxntid", "reqntid", "minnctapersm", "maxnreg"})
+_DROPPED_DIRECTIVES: Final = frozenset({"noreturn", "pragma"})
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A kernel as the guard has written it.
+
+    Attributes:
+        module: the kernel and its functions, in the form of `tensorwasm.ptx.guarded`.
+        arrays: what the verifier finds in the text, too.
+        program_shared_bytes: static shared memory of the program, where `Arrays.dynamic`: a launch has that, what it
+            asks for itself, and `Arrays.shared_reserve_bytes`.
+        data: variables of the module.
+    """
+
+    module: Module
+    arrays: Arrays
+    program_shared_bytes: int
+    data: DataImage
+
+
+def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER) -> Guarded:
+    """Rewrite a module of one kernel, as `tensorwasm.ptx.extract` returns it.
+
+    Args:
+        module: what the kernel reaches; nothing else.
+        shared_base: address of the first variable in shared memory.
+        deadline: when to stop.
+
+    Raises:
+        UnsupportedPtx: a form that cannot be confined, by its name and line.
+        InvokeTimeout: the deadline passed.
+    """
+    watch = Watch(deadline, "while the kernel was guarded")
+    if module.address_size != 64:
+        raise UnsupportedPtx("addresses of 32 bits")
+    for item in module.items:
+        if isinstance(item, Directive) and item.name == "alias":
+            raise UnsupportedPtx(".alias", *item.position)
+    bodies = [each for each in module.functions() if each.body is not None]
+    flats = _callers_first([flatten(each, watch) for each in bodies], watch)
+    places = place_variables(module.variables(), flats, watch)
+    context = _context(module, flats, places, shared_base)
+    lowered = [lower(flat, context, watch) for flat in flats]
+    params = _pointer_aligns(module, bodies, deadline)
+    written = [
+        fence(flat, low, context, aligned_registers(low.body, params if flat.function.entry else {}, watch), watch)
+        for flat, low in zip(flats, lowered, strict=True)
+    ]
+    arrays = _arrays(places, context, written)
+    syncing: set[str] = set()
+    for flat, body in reversed(list(zip(flats, written, strict=True))):
+        body.body = add_agreements(flat.function, body.body, syncing, watch)
+        if any(waits(each, syncing) for each in body.body):
+            syncing.add(flat.function.name)
+    costs: dict[str, int] = {}
+    made: list[Function] = []
+    for flat, body in reversed(list(zip(flats, written, strict=True))):
+        made.append(_assemble(flat, body, arrays, shared_base, costs, params))
+    items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
+    kept = tuple(word for word in module.target if word.startswith("sm_"))
+    return Guarded(Module(module.version, kept, 64, tuple(items)), arrays, places.shared_bytes, places.data)
+
+
+def _callers_first(flats: list[FlatFunction], watch: Watch) -> list[FlatFunction]:
+    """Return functions so that each comes before those that it calls; recursion is refused."""
+    numbers = {flat.function.name: number for number, flat in enumerate(flats)}
+    calls = [[numbers[name] for name in callees(flat) if name in numbers] for flat in flats]
+    ordered: list[FlatFunction] = []
+    for component in components(calls, range(len(calls)), watch):
+        first = flats[component[0]]
+        if len(component) > 1 or component[0] in calls[component[0]]:
+            raise UnsupportedPtx(f"{first.function.name} is recursive", *first.function.position)
+        ordered.append(first)
+    return ordered[::-1]
+
+
+def _context(module: Module, flats: list[FlatFunction], places: VariableMap, shared_base: int) -> Context:
+    converted: set[str] = set()
+    spaces: set[str] = set()
+    for flat in flats:
+        for each in flat.body:
+            if isinstance(each, Instruction):
+                words = {word.partition("::")[0] for word in each.modifiers}
+                spaces |= words
+                if each.opcode == "cvta" and "to" not in words:
+                    converted |= words
+    shared_bytes = 0
+    if not places.dynamic and (places.shared_bytes or "shared" in spaces):
+        shared_bytes = 16  # the exact size is known when all accesses are
+    arrays = Arrays(shared_bytes, places.dynamic, 0, places.local_bytes, places.const_bytes)
+    functions = {each.name: each for each in module.functions()}
+    generic = tuple(space for space in ("shared", "local") if space in converted)
+    return Context(places, functions, arrays, shared_base, generic)
+
+
+def _arrays(places: VariableMap, context: Context, written: list[Fenced]) -> Arrays:
+    reserve_bytes = -(-max((body.reserve_bytes for body in written), default=0) // 16) * 16
+    if context.arrays.dynamic:
+        return replace(context.arrays, shared_reserve_bytes=reserve_bytes)
+    if not context.arrays.shared_bytes:
+        return context.arrays
+    end = max(places.shared_bytes + reserve_bytes, 16)
+    return replace(context.arrays, shared_bytes=-(-end // 16) * 16)
+
+
+def _module_variables(arrays: Arrays, places: VariableMap) -> list[Variable]:
+    made: list[Variable] = []
+    if arrays.const_bytes:
+        values = tuple(map(Int, places.const_image.ljust(arrays.const_bytes, b"\0")))
+        made.append(Variable("const", "b8", CONST, align=16, shape=(arrays.const_bytes,), initializer=values))
+    if arrays.dynamic:
+        made.append(Variable("shared", "b8", SHARED, align=SHARED_ALIGN, shape=(0,), linkage=("extern",)))
+    elif arrays.shared_bytes:
+        made.append(Variable("shared", "b8", SHARED, align=SHARED_ALIGN, shape=(arrays.shared_bytes,)))
+    return made
+
+
+def _pointer_aligns(module: Module, bodies: list[Function], deadline: Deadline) -> dict[str, int]:
+    """Return what launches ensure of the parameters that the kernel uses as pointers: bytes they are multiples of."""
+    entry = next(each for each in bodies if each.entry)
+    params = signature(module, entry.name, deadline).params
+    return {param.name: min(param.access_align_bytes, MAX_ACCESS_BYTES) for param in params if param.pointer}
+
+
+def _assemble(
+    flat: FlatFunction,
+    body: Fenced,
+    arrays: Arrays,
+    shared_base: int,
+    costs: dict[str, int],
+    aligns: dict[str, int],
+) -> Function:
+    """Return a function of its parts, and note its cost."""
+    function = flat.function
+    directives = []
+    for directive in function.directives:
+        if directive.name in _KEPT_DIRECTIVES:
+            directives.append(directive)
+        elif directive.name not in _DROPPED_DIRECTIVES:
+            raise UnsupportedPtx(f".{directive.name}", *directive.position)
+    statements, polls = add_charges(body.body, costs)
+    costs[function.name], polled = function_cost(body.body, costs, loops=bool(polls))
+    polled = polled or function.entry
+    head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
+    counts = {prefix: body.counts[prefix[-1]] for prefix in FAMILIES}
+    head += [Variable("reg", kind, each, count=counts[each]) for each, kind in FAMILIES.items() if counts[each]]
+    if function.entry and arrays.local_bytes:
+        head.append(Variable("local", "b8", LOCAL, align=16, shape=(arrays.local_bytes,)))
+    head += prologue(
+        flat.registers, counts, entry=function.entry, polled=polled, arrays=arrays, shared_base=shared_base
+    )
+    end: list[Statement] = []
+    if not _ends(statements):
+        end.append(Instruction("ret"))
+    clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
+    end += epilogue(polls, stops=polled or clears, traps=_traps(body.body))
+    linkage = ("visible",) if function.entry else ()
+    return Function(
+        function.entry,
+        function.name,
+        (*(_aligned(param, aligns) if function.entry else param for param in function.params), LAUNCH_PARAM),
+        function.returns,
+        linkage,
+        tuple(directives),
+        (*head, *statements, *end),
+        function.position,
+    )
+
+
+def _aligned(param: Variable, aligns: dict[str, int]) -> Variable:
+    align = aligns.get(param.name, 0)
+    return replace(param, pointer=("", align) if align else None, linkage=())
+
+
+def _traps(body: list[Statement]) -> bool:
+    trap = (Name(TRAP),)
+    return any(isinstance(each, Instruction) and each.opcode == "bra" and each.operands == trap for each in body)
+
+
+def _ends(statements: list[Statement]) -> bool:
+    last = statements[-1] if statements else None
+    return isinstance(last, Instruction) and last.guard is None and last.opcode in ("ret", "exit")

@@ -1,0 +1,53 @@
+"""Checks that the threads of a warp go the same way where they would otherwise wait for each other for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.guarded import LAUNCH, agreement
+from tensorwasm.ptx.model import Function, Instruction, Statement, TargetList
+from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
+from tensorwasm.watch import Watch
+
+_ROUNDS = 16
+"""A check is itself an instruction at which threads wait, so it may need others before it."""
+
+
+def add_agreements(
+    function: Function, body: list[Statement], syncing: Collection[str], watch: Watch
+) -> list[Statement]:
+    """Return a body in which every hazard is checked for.
+
+    Args:
+        function: as it was declared.
+        body: without scopes.
+        syncing: functions in which threads may wait.
+        watch: of the deadline.
+
+    Raises:
+        UnsupportedPtx: threads may wait at different places, and no check can tell.
+        InvokeTimeout: the deadline passed.
+    """
+    lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
+    params = {LAUNCH, *(each.name for each in function.params)} if function.entry else {LAUNCH}
+    checked: set[int] = set()
+    for _ in range(_ROUNDS):
+        try:
+            found = hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True)
+        except TooManyBlocks:
+            raise UnsupportedPtx("too many branches between barriers", *function.position) from None
+        if not found:
+            return body
+        made: list[Statement] = []
+        known, checked = checked, set()
+        for at, statement in enumerate(body):
+            if at in found:
+                if not isinstance(statement, Instruction) or statement.guard is None or statement.opcode == "brx":
+                    raise UnsupportedPtx("threads of a warp may wait for each other for ever", *statement.position)
+                made += agreement(statement.guard.predicate)
+            if at in found or at in known:
+                checked.add(len(made))
+            made.append(statement)
+        body = made
+    raise UnsupportedPtx("threads of a warp may wait for each other for ever", *function.position)

@@ -1,0 +1,350 @@
+"""Second step of the guard: every access goes through a register that only fences write.
+
+A register that is the base of an access gets a fenced twin for each kind of access; the twin is computed wherever the
+register is written, so that it is right at every use, however the use is reached, and so that the compiler finds it
+next to the address's own computation. What `tensorwasm.ptx.verifier.alignment` proves aligned is not aligned again.
+
+Source: PTX ISA 5.1 (State Spaces), 6.4.1 (Addresses as Operands), 9.7.9.8 (ld), 9.7.13 (atom, red).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.guard.arrays import Place
+from tensorwasm.ptx.guard.flat import FlatFunction
+from tensorwasm.ptx.guard.lower import Context, Lowered
+from tensorwasm.ptx.guard.registers import is_register, register_width, written
+from tensorwasm.ptx.guarded import (
+    CONST,
+    CONSTS,
+    DATA,
+    FRAME,
+    HIGH,
+    LOCAL,
+    MAX_ACCESS_BYTES,
+    MAX_DISPLACEMENT_BYTES,
+    SHARED,
+    SHARED_TOP,
+    WHOLE_WARP,
+    instruction,
+)
+from tensorwasm.ptx.layout import ELEMENT_BYTES
+from tensorwasm.ptx.model import Address, Instruction, Int, Name, Operand, Statement, Vector
+from tensorwasm.ptx.verifier.form import MemoryAccess, NotAccepted
+from tensorwasm.ptx.verifier.forms import form
+from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE
+from tensorwasm.watch import Watch
+
+_MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
+_FAMILIES: Final = {"global": "a", "shared": "s", "local": "m", "const": "c"}
+_MOST_SHARED_DISPLACEMENT: Final = 4096
+
+
+class _Fence(NamedTuple):
+    """What is fenced: a register as the base of accesses of one kind.
+
+    Attributes:
+        align: bytes that the base plus ``added`` is aligned to by the fence, 1 for no alignment.
+    """
+
+    base: Name
+    space: str
+    align: int
+    added: int
+
+
+@dataclass(slots=True)
+class Fenced:
+    """A function whose accesses are confined.
+
+    Attributes:
+        counts: registers used of each of the guard's families.
+        reserve_bytes: what accesses may reach beyond the greatest fenced offset in shared memory.
+        shared: whether shared memory is accessed.
+    """
+
+    body: list[Statement] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    reserve_bytes: int = 0
+    shared: bool = False
+
+
+def fence(flat: FlatFunction, lowered: Lowered, context: Context, aligned: dict[str, int], watch: Watch) -> Fenced:
+    """Return the function with every address fenced.
+
+    Args:
+        flat: the function as it was.
+        lowered: with explicit state spaces.
+        context: of the kernel.
+        aligned: bytes that each register's values are proved to be multiples of.
+        watch: of the deadline.
+
+    Raises:
+        UnsupportedPtx: an access that cannot be confined.
+        InvokeTimeout: the deadline passed.
+    """
+    return _Fences(flat, lowered, context, aligned).run(watch)
+
+
+class _Fences:
+    def __init__(self, flat: FlatFunction, lowered: Lowered, context: Context, aligned: dict[str, int]) -> None:
+        self._flat = flat
+        self._lowered = lowered
+        self._context = context
+        self._aligned = aligned
+        self._made = Fenced(counts={**dict.fromkeys("asmc", 0), "l": 0, "i": lowered.indices})
+        self._out = self._made.body
+        self._twins: dict[_Fence, Name] = {}
+        self._of: dict[str, list[_Fence]] = {}
+
+    def run(self, watch: Watch) -> Fenced:
+        """Fence all accesses, then compute the twins where their registers are written."""
+        self._constants = _constants(self._lowered.body, watch)
+        accesses: list[Statement] = []
+        for statement in watch.over(self._lowered.body):
+            self._out = []
+            accesses.append(self._confined(statement))
+            accesses[-1:-1] = self._out
+        self._out = self._made.body
+        for statement in watch.over(accesses):
+            self._out.append(statement)
+            if isinstance(statement, Instruction) and self._of:
+                for name in written(statement):
+                    for each in self._of.get(name, ()):
+                        self._compute(each)
+        return self._made
+
+    def _place(self, base: Name) -> Place | None:
+        if is_register(base.name):
+            return None
+        return self._context.places.find(self._flat.function.name, base.name)
+
+    def _new(self, family: str) -> Name:
+        number = self._made.counts[family]
+        self._made.counts[family] = number + 1
+        return Name(f"%tw_{family}{number}")
+
+    def _emit(self, mnemonic: str, *operands: Operand) -> None:
+        self._out.append(instruction(mnemonic, *operands))
+
+    # ------------------------------------------------------------------------------------------- accesses
+
+    def _confined(self, statement: Statement) -> Statement:
+        if isinstance(statement, Instruction) and statement.opcode in _MASKED:
+            return self._with_mask(statement)
+        if not isinstance(statement, Instruction) or not any(isinstance(each, Address) for each in statement.operands):
+            return statement
+        try:
+            return self._access(statement)
+        except UnsupportedPtx as error:
+            raise UnsupportedPtx(error.message, *statement.position) from None
+
+    def _access(self, statement: Instruction) -> Instruction:
+        statement = self._with_stride(statement)
+        operands = list(statement.operands)
+        try:
+            accesses = form(statement).accesses
+        except NotAccepted as why:
+            raise UnsupportedPtx(str(why)) from None
+        for access in accesses:
+            address = operands[access.operand]
+            confine = _SPACES.get(access.space)
+            if confine is not None and isinstance(address, Address):
+                operands[access.operand] = confine(self, address, access)
+        modifiers, when = statement.modifiers, statement.guard
+        return Instruction(statement.opcode, modifiers, tuple(operands), when, statement.position)
+
+    def _with_mask(self, statement: Instruction) -> Instruction:
+        """Return an instruction of a warp with its mask as a number, where it is known."""
+        mask = statement.operands[-1] if statement.operands else None
+        known = self._constants.get(mask.name) if isinstance(mask, Name) else None
+        if known is None:
+            return statement
+        operands = (*statement.operands[:-1], Int(known & WHOLE_WARP))
+        return Instruction(statement.opcode, statement.modifiers, operands, statement.guard, statement.position)
+
+    def _with_stride(self, statement: Instruction) -> Instruction:
+        """Return an access to a matrix with its stride as a number, where it is known, or else bounded."""
+        operands = statement.operands
+        stride = operands[2] if statement.opcode == "wmma" and len(operands) == 3 else None
+        if not isinstance(stride, Name):
+            return statement
+        known = self._constants.get(stride.name)
+        made: Operand = Int(known or 0)
+        if known is None:
+            low, made = self._new("l"), self._new("i")
+            element = 16 // min(16 // ELEMENT_BYTES.get(statement.modifiers[-1], 1), 16)
+            self._emit("and.b32", low, stride, Int(-(16 // element)))
+            self._emit("min.u32", made, low, Int(MAX_MATRIX_STRIDE))
+        operands = (*operands[:2], made)
+        return Instruction(statement.opcode, statement.modifiers, operands, statement.guard, statement.position)
+
+    def _offset(self, address: Address, space: str) -> int | None:
+        """Return the offset of an address in its state space's array, None if only the kernel knows it."""
+        base = address.base
+        if isinstance(base, Int):
+            return base.value + address.offset - (self._context.shared_base if space == "shared" else 0)
+        place = self._place(base)
+        if place is None:
+            known = self._constants.get(base.name)
+            return None if known is None else known + address.offset
+        if place.space != space:
+            raise UnsupportedPtx(f"{base.name} is in {place.space} memory, not {space}")
+        return place.offset + address.offset
+
+    def _twin(self, base: Name, space: str, align: int, added: int) -> Name:
+        proved = added == 0 and self._aligned.get(base.name, 1) >= align
+        if proved and (space == "global" or (space == "shared" and not self._masks_shared())):
+            align = 1
+        wanted = _Fence(base, space, align, added)
+        found = self._twins.get(wanted)
+        if found is None:
+            found = self._twins[wanted] = self._new(_FAMILIES[space])
+            self._of.setdefault(base.name, []).append(wanted)
+            if not is_register(base.name):
+                raise UnsupportedPtx(f"{base.name} as an address")
+        return found
+
+    def global_(self, address: Address, access: MemoryAccess) -> Address:
+        """Confine an address of global memory to the window."""
+        base, displacement, align = address.base, address.offset, access.align
+        if isinstance(base, Int) or self._place(base) is not None:
+            low, made = self._new("l"), self._new("a")
+            offset = Int((self._offset(address, "global") or 0) & 0xFFFFFFFF)
+            self._emit("mov.u32", low, offset) if isinstance(base, Int) else self._emit("add.u32", low, DATA, offset)
+            self._emit("mov.b64", made, Vector((self._cleared(low, align), HIGH)))
+            return Address(made)
+        inside = displacement % align == 0 and abs(displacement) <= MAX_DISPLACEMENT_BYTES
+        added = 0 if inside else displacement
+        return Address(self._twin(base, "global", align, added), displacement - added)
+
+    def shared(self, address: Address, access: MemoryAccess) -> Address:
+        """Confine an address of shared memory to the kernel's array."""
+        base, displacement, start = address.base, address.offset, self._context.shared_base
+        align = access.align
+        self._made.shared = True
+        offset = self._offset(address, "shared")
+        if offset is None and isinstance(base, Name):
+            inside = displacement % align == 0 and 0 <= displacement <= _MOST_SHARED_DISPLACEMENT
+            added = 0 if inside else displacement
+            self._reserve(displacement - added + access.size_bytes)
+            return Address(self._twin(base, "shared", align, added), start + displacement - added)
+        return self._known(offset or 0, "shared", access)
+
+    def _reserve(self, end: int) -> None:
+        self._made.reserve_bytes = max(self._made.reserve_bytes, end)
+
+    def local(self, address: Address, access: MemoryAccess) -> Address:
+        """Confine an address of local memory to the kernel's array."""
+        offset = self._offset(address, "local")
+        if offset is None and isinstance(address.base, Name):
+            return Address(self._twin(address.base, "local", access.align, address.offset))
+        return self._known(offset or 0, "local", access)
+
+    def const(self, address: Address, access: MemoryAccess) -> Address:
+        """Confine an address of constant memory to the kernel's array."""
+        offset = self._offset(address, "const")
+        if offset is None and isinstance(address.base, Name):
+            return Address(self._twin(address.base, "const", access.align, address.offset))
+        return self._known(offset or 0, "const", access)
+
+    def _known(self, offset: int, space: str, access: MemoryAccess) -> Address:
+        """Return the address of a known offset in an array, fenced if it is outside."""
+        places, arrays = self._context.places, self._context.arrays
+        array, size = {
+            "shared": (SHARED, places.shared_bytes),
+            "local": (LOCAL, arrays.local_bytes if self._flat.function.entry else 0),
+            "const": (CONST, arrays.const_bytes),
+        }[space]
+        if offset % access.align == 0 and 0 <= offset <= size - access.size_bytes:
+            return Address(Name(array), offset)
+        low, made = self._new("l"), self._new(_FAMILIES[space])
+        self._emit("mov.u32", low, Int(offset & 0xFFFFFFFF))
+        self._fence(made, low, space, access.align)
+        if space == "shared":
+            self._reserve(access.size_bytes)
+        return Address(made, self._context.shared_base if space == "shared" else 0)
+
+    # --------------------------------------------------------------------------------------------- fences
+
+    def _compute(self, wanted: _Fence) -> None:
+        """Write the twin of a register that has just been written."""
+        base, space, align, added = wanted
+        low, twin = base, self._twins[wanted]
+        if register_width(base) == 64:
+            low = self._new("l")
+            self._emit("cvt.u32.u64", low, base)
+        elif register_width(base) != 32:
+            raise UnsupportedPtx(f"{base.name} as an address")
+        if added:
+            total = self._new("l")
+            self._emit("add.u32", total, low, Int(added & 0xFFFFFFFF))
+            low = total
+        self._fence(twin, low, space, align)
+
+    def _fence(self, twin: Name, low: Name, space: str, align: int) -> None:
+        places, arrays = self._context.places, self._context.arrays
+        if space == "global":
+            self._emit("mov.b64", twin, Vector((self._cleared(low, align), HIGH)))
+        elif space == "shared":
+            whole = places.shared_bytes
+            if self._masks_shared():
+                self._emit("and.b32", twin, low, Int((whole - 1) & -align))
+                return
+            most = SHARED_TOP if arrays.dynamic else Int(-(-whole // MAX_ACCESS_BYTES) * MAX_ACCESS_BYTES)
+            self._emit("min.u32", twin, self._cleared(low, align), most)
+        else:
+            size, start, one = arrays.local_bytes, FRAME, list[Operand]()
+            if space == "const":
+                size, start, one = arrays.const_bytes, CONSTS, [Int(1)]
+            if not size:
+                raise UnsupportedPtx(f"{space} memory of a kernel that declares none")
+            made = self._new("s")
+            self._emit("and.b32", made, low, Int((size - 1) & -align))
+            self._emit("add.u32" if space == "local" else "mad.wide.u32", twin, made, *one, start)
+
+    def _masks_shared(self) -> bool:
+        """Return whether a mask bounds offsets in shared memory."""
+        whole = self._context.places.shared_bytes
+        return not self._context.arrays.dynamic and whole >= MAX_ACCESS_BYTES and whole & (whole - 1) == 0
+
+    def _cleared(self, low: Name, align: int) -> Name:
+        """Return a register with the low bits cleared that an alignment wants clear."""
+        if align == 1:
+            return low
+        made = self._new("l")
+        self._emit("and.b32", made, low, Int(-align))
+        return made
+
+
+_SPACES: Final[dict[str, Callable[[_Fences, Address, MemoryAccess], Address]]] = {
+    "global": _Fences.global_,
+    "shared": _Fences.shared,
+    "local": _Fences.local,
+    "const": _Fences.const,
+}
+
+
+def _constants(body: list[Statement], watch: Watch) -> dict[str, int]:
+    """Return the values of registers that are written once, with a number or its sum with another such register."""
+    writes: dict[str, int] = {}
+    moves: list[Instruction] = []
+    for statement in watch.over(body):
+        if isinstance(statement, Instruction):
+            for name in written(statement):
+                writes[name] = writes.get(name, 0) + 1
+            if statement.opcode in ("mov", "add") and statement.guard is None:
+                moves.append(statement)
+    found: dict[str, int] = {}
+    for statement in watch.over(moves):
+        target, *terms = statement.operands
+        if isinstance(target, Name) and writes.get(target.name) == 1:
+            values = [term.value if isinstance(term, Int) else found.get(getattr(term, "name", "")) for term in terms]
+            known = [value for value in values if value is not None]
+            if len(known) == len(values):
+                found[target.name] = sum(known)
+    return found

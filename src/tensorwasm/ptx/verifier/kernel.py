@@ -1,0 +1,79 @@
+"""What is known of a kernel while the verifier reads its functions, and how it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.guarded import Arrays
+from tensorwasm.ptx.model import Function, Instruction, Statement, Variable
+from tensorwasm.ptx.printer import render_instruction
+from tensorwasm.watch import Watch
+
+
+@dataclass(slots=True)
+class KernelFacts:
+    """What is known of a kernel.
+
+    Attributes:
+        names: of all functions of the module.
+        functions: that have been accepted, by name: those that later ones may call.
+        costs: of these.
+        syncing: those in which threads may wait for each other.
+        least_shared_bytes: where accesses at known places of dynamic shared memory end.
+        whole_rows: whether threads wait for each other in the same order only if rows of a block are whole warps.
+    """
+
+    arrays: Arrays
+    shared_base: int
+    watch: Watch
+    names: frozenset[str]
+    functions: dict[str, Function] = field(default_factory=dict)
+    costs: dict[str, int] = field(default_factory=dict)
+    syncing: set[str] = field(default_factory=set)
+    least_shared_bytes: int = 0
+    whole_rows: bool = False
+
+
+@dataclass(slots=True)
+class ReadFunction:
+    """A function of the text, divided into the program's statements and what the guard has put around them.
+
+    Attributes:
+        registers: how many of the program's registers it declares, by their bits.
+        counts: registers of each of the guard's families.
+        reserved: names of all registers of the guard.
+        readable: those that the program's instructions may read.
+        params: parameters of it and of its calls, by name.
+        body: the program's statements and the fences.
+        end: where the epilogue begins in the text's body.
+        charges: work that is counted before each statement of ``body``, by its index.
+        backs: where the poll of each charge returns to.
+        lists: labels of each list for branches.
+        labels: index of each label in ``body``.
+        trusted: indices of statements that are parts of the guard's templates.
+        agreed: predicates that a whole warp was found to agree on before a statement, by its index.
+        traps: whether it has a way to the trap.
+    """
+
+    function: Function
+    registers: dict[int, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    reserved: set[str] = field(default_factory=set)
+    readable: set[str] = field(default_factory=set)
+    params: dict[str, Variable] = field(default_factory=dict)
+    body: list[Statement] = field(default_factory=list)
+    end: int = 0
+    charges: dict[int, int] = field(default_factory=dict)
+    backs: list[str] = field(default_factory=list)
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    trusted: set[int] = field(default_factory=set)
+    agreed: dict[int, str] = field(default_factory=dict)
+    traps: bool = False
+
+    def refuse(self, why: str, at: Statement | Function) -> NoReturn:
+        """Refuse the text because of a statement."""
+        shown = f": {render_instruction(at)}" if isinstance(at, Instruction) else ""
+        raise UnsupportedPtx(f"{self.function.name}: {why}{shown}", *at.position)

@@ -1,0 +1,177 @@
+"""Reads a guarded kernel and accepts or refuses it; see `tensorwasm.ptx.verifier`.
+
+Source: PTX ISA 4 to 6, 9.7, 11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx import guarded as rules
+from tensorwasm.ptx.guarded import Arrays
+from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Variable
+from tensorwasm.ptx.parser import parse
+from tensorwasm.ptx.verifier.confinement import check_confinement
+from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards, waits
+from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, function_cost, sums
+from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
+from tensorwasm.ptx.verifier.reading import prologue, read_function
+from tensorwasm.values import NEVER, Deadline
+from tensorwasm.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a launch of an accepted kernel has to ensure.
+
+    Attributes:
+        entry: name of the kernel.
+        arrays: memory of a launch: where shared memory is dynamic, it is a multiple of 16 bytes, at least
+            `least_shared_bytes` and more than `Arrays.shared_reserve_bytes`.
+        least_shared_bytes: where accesses at known places end.
+        param_aligns: bytes that the value of each of the program's parameters is a multiple of.
+        whole_rows: whether the rows of a block, along x, have to be whole warps, unless there is one row.
+    """
+
+    entry: str
+    arrays: Arrays
+    least_shared_bytes: int
+    param_aligns: tuple[int, ...]
+    whole_rows: bool
+
+
+def verify(text: str, shared_base: int = rules.SHARED_BASE, deadline: Deadline = NEVER) -> Verified:
+    """Accept a text that ptxas is to be given, or refuse it.
+
+    Args:
+        text: of one kernel and its functions, as the guard wrote it.
+        shared_base: address of the first variable in shared memory on the device.
+        deadline: when to stop.
+
+    Raises:
+        UnsupportedPtx: it is not certain that the kernel stays in its window and stops; with the line of the text.
+        MalformedPtx: the text is not PTX.
+        InvokeTimeout: the deadline passed.
+    """
+    watch = Watch(deadline, "while the guarded kernel was verified")
+    module = parse(text, deadline)
+    if module.address_size != 64 or not all(word.startswith("sm_") for word in module.target):
+        raise UnsupportedPtx("not verified: the module's header")
+    functions = list(module.functions())
+    entries = [each for each in functions if each.entry]
+    if len(entries) != 1 or any(isinstance(item, Directive) for item in module.items):
+        raise UnsupportedPtx("not verified: a guarded module has one kernel and no directives")
+    entry, names = entries[0], frozenset(each.name for each in functions)
+    kernel = KernelFacts(_arrays(module, entry), shared_base, watch, names)
+    for function in functions:
+        _check_function(function, kernel)
+    aligns = tuple(param.pointer[1] if param.pointer is not None else 1 for param in entry.params[:-1])
+    return Verified(entry.name, kernel.arrays, kernel.least_shared_bytes, aligns, kernel.whole_rows)
+
+
+def _arrays(module: Module, entry: Function) -> Arrays:
+    """Return the kernel's arrays as they are declared, and what its text subtracts from the size of shared memory."""
+    made = Arrays()
+    for variable in module.variables():
+        size = variable_bytes(variable)
+        plain = replace(variable, initializer=())
+        shared = Variable("shared", "b8", rules.SHARED, align=rules.SHARED_ALIGN, shape=(size,))
+        if size and variable == shared and size % 16 == 0 and size <= rules.MAX_STATIC_SHARED_BYTES:
+            made = replace(made, shared_bytes=size)
+        elif variable == replace(shared, shape=(0,), linkage=("extern",)):
+            made = replace(made, dynamic=True)
+        elif plain == Variable("const", "b8", rules.CONST, align=16, shape=(size,)) and _is_array(size):
+            made = replace(made, const_bytes=size)
+        else:
+            raise UnsupportedPtx(f"not verified: the variable {variable.name}", *variable.position)
+    if made.dynamic and made.shared_bytes:
+        raise UnsupportedPtx("not verified: two arrays in shared memory")
+    for statement in entry.body or ():
+        match statement:
+            case Variable("local"):
+                size = variable_bytes(statement)
+                if statement != Variable("local", "b8", rules.LOCAL, align=16, shape=(size,)) or not _is_array(size):
+                    raise UnsupportedPtx("not verified: the array in local memory", *statement.position)
+                made = replace(made, local_bytes=size)
+            case Instruction("sub", operands=(rules.SHARED_TOP, _, Int(value))) if made.dynamic:
+                made = replace(made, shared_reserve_bytes=value)
+    if not 0 <= made.shared_reserve_bytes <= rules.MAX_STATIC_SHARED_BYTES or made.shared_reserve_bytes % 16:
+        raise UnsupportedPtx("not verified: the reserve of shared memory")
+    return made
+
+
+def _is_array(size_bytes: int) -> bool:
+    return 16 <= size_bytes <= rules.MAX_LOCAL_BYTES and size_bytes & (size_bytes - 1) == 0
+
+
+def _check_function(function: Function, kernel: KernelFacts) -> None:
+    """Accept a function, whose callees have been accepted, or refuse it."""
+    read = read_function(function, kernel)
+    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.charges))
+    polled = polled or function.entry
+    body = list(function.body or ())
+    head = prologue(read, kernel, polled=polled)
+    start = next(at for at, each in enumerate(body) if not isinstance(each, Variable))
+    if body[start : start + len(head)] != head:
+        read.refuse("the deadline is not checked at the beginning", function)
+    check_confinement(read, kernel)
+    _check_work(read, kernel)
+    _check_convergence(read, kernel)
+    clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
+    if body[read.end :] != rules.epilogue(read.backs, stops=polled or clears, traps=read.traps):
+        read.refuse("the end is not that of a guarded function", function)
+    kernel.costs[function.name] = work
+    kernel.functions[function.name] = function
+    if any(waits(each, kernel.syncing) for each in read.body):
+        kernel.syncing.add(function.name)
+
+
+def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
+    """Check that every way through a function counts its work often enough."""
+    total = sums(read.body, kernel.costs)
+    forward = ForwardWork(kernel.costs, read.lists)
+    for at, statement in enumerate(read.body):
+        kernel.watch.step()
+        charged = read.charges.get(at, 0)
+        branch = isinstance(statement, Instruction) and statement.opcode in ("bra", "brx")
+        if charged and not branch:
+            forward.counted(charged)
+        before = forward.amount
+        forward.add(statement)
+        if isinstance(statement, Instruction) and branch:
+            labels = (read.labels.get(name, at + 1) for name in branch_targets(statement, read.lists))
+            first = min(labels, default=at + 1)
+            if first <= at and charged < min(total[at + 1] - total[first], rules.FUEL):
+                read.refuse("a way backward does not count its work", statement)
+            if charged:
+                forward.counted(charged)
+        if forward.amount > rules.FUEL and before:
+            read.refuse("too much work between two polls", statement)
+
+
+def _check_convergence(read: ReadFunction, kernel: KernelFacts) -> None:
+    """Check that the threads of a warp cannot wait for each other at different places."""
+    function = read.function
+    checked = {at for at, name in read.agreed.items() if _is_decided_by(read, at, name)}
+    params = {each.name for each in function.params} if function.entry else {rules.LAUNCH}
+    found: list[int] = []
+    try:
+        for rows in (False, True):
+            found = hazards(
+                read.body, read.lists, kernel.syncing, checked, params, kernel.watch, entry=function.entry, rows=rows
+            )
+            if not found:
+                kernel.whole_rows |= rows
+                return
+    except TooManyBlocks:
+        read.refuse("too many branches between barriers", function)
+    read.refuse("threads of a warp may wait for each other for ever", read.body[found[0]])
+
+
+def _is_decided_by(read: ReadFunction, at: int, predicate: str) -> bool:
+    """Return whether nothing but a predicate decides where a statement leads."""
+    statement = read.body[at] if at < len(read.body) else None
+    guard = statement.guard if isinstance(statement, Instruction) and statement.opcode != "brx" else None
+    return guard is not None and guard.predicate.name == predicate

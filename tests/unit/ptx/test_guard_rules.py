@@ -1,0 +1,247 @@
+"""Every rule counts: a guard without it is refused, and if the verifier lacks it too, the exam fails."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from oracles.guarding import EMULATOR_SHARED_BASE, GuardedText, verified_text
+from oracles.windows import Exam
+from strategies.hostile import DELIBERATE
+from tensorwasm import ptx
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.ptx import guarded
+from tensorwasm.ptx.guard import Guarded, fences, guard
+from tensorwasm.ptx.model import Address, Instruction
+from tensorwasm.ptx.verifier import confinement, verify, warp_forms
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
+GUARD = sys.modules["tensorwasm.ptx.guard"]
+LOWER = sys.modules["tensorwasm.ptx.guard.lower"]
+VERIFY = sys.modules[verify.__module__]
+KERNELS_EACH = 60
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and how it is switched off.
+
+    Attributes:
+        kernels: how the names of the attacks begin that it is for.
+        without: switches it off in the guard.
+        unverified: switches it off in the verifier.
+        shown: whether the emulator shows what happens without it.
+    """
+
+    name: str
+    kernels: tuple[str, ...]
+    without: Patch | None
+    unverified: Patch
+    shown: bool = True
+
+
+def unfenced(space: str) -> Patch:
+    """Leave the addresses of a state space as they are."""
+    method = {"global": "global_"}.get(space, space)
+
+    def leave(self: fences._Fences, address: Address, access: fences.MemoryAccess) -> Address:
+        start = EMULATOR_SHARED_BASE if space == "shared" else 0
+        return (
+            Address(address.base, address.offset + start)
+            if self._offset(address, space) is None
+            else saved(self, address, access)
+        )
+
+    saved = getattr(fences._Fences, method)
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(fences._SPACES, space, leave)
+
+    return patch
+
+
+def anywhere(*spaces: str) -> Patch:
+    """Accept every access to state spaces."""
+    saved = confinement._Confinement._is_inside
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            confinement._Confinement,
+            "_is_inside",
+            lambda self, address, access: access.space in spaces or saved(self, address, access),
+        )
+
+    return patch
+
+
+def put(owner: object, name: str, value: object) -> Patch:
+    """Replace an attribute."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, value)
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Check nothing."""
+
+
+def first_read_only(size_bytes: object, base: int) -> list[guarded.Statement]:
+    """Name shared memory, without clearing it."""
+    return CLEAR_SHARED(size_bytes, base)[:3]
+
+
+CLEAR_SHARED = guarded._clear_shared
+PROLOGUE = guarded.prologue
+HAND_OVER = guarded.hand_over
+DROPPED_CLEARS = {"mov.pred", "mov.b16", "mov.b32", "mov.b64"}
+
+
+def without_clears(*args: object, **named: object) -> list[guarded.Statement]:
+    """Return a prologue that leaves the program's registers as they are."""
+    return [
+        each
+        for each in PROLOGUE(*args, **named)
+        if not (isinstance(each, Instruction) and each.mnemonic in DROPPED_CLEARS and "tw" not in each.operands[0].name)
+    ]
+
+
+def local_as_it_is(*args: object, **named: object) -> list[guarded.Statement]:
+    """Return a prologue that leaves local memory as it is."""
+    return [each for each in PROLOGUE(*args, **named) if not getattr(each, "mnemonic", "").startswith("st.local")]
+
+
+RULES = [
+    Rule("global", ("wild/", "address/", "access/"), unfenced("global"), anywhere("global")),
+    Rule("shared", ("shared/",), unfenced("shared"), anywhere("shared")),
+    Rule("local", ("local/",), unfenced("local"), anywhere("local")),
+    Rule("const", ("constant/",), unfenced("const"), anywhere("const")),
+    Rule(
+        "alignment",
+        ("wild/", "immediate/", "access/"),
+        put(fences._Fences, "_cleared", lambda _self, low, _align: low),
+        put(confinement, "aligned_registers", lambda *_: defaultdict(lambda: 16)),
+    ),
+    Rule(
+        "displacement",
+        ("wild/", "immediate/"),
+        put(fences, "MAX_DISPLACEMENT_BYTES", 1 << 62),
+        put(guarded, "MAX_DISPLACEMENT_BYTES", 1 << 62),
+    ),
+    Rule("shared memory is cleared", ("shared/",), None, put(guarded, "_clear_shared", first_read_only)),
+    Rule("registers are cleared", ("unwritten/",), put(GUARD, "prologue", without_clears), nothing, shown=False),
+    Rule("local memory is cleared", ("local/",), put(GUARD, "prologue", local_as_it_is), nothing, shown=False),
+    Rule(
+        "loops are counted",
+        ("control/",),
+        put(GUARD, "add_charges", lambda body, _functions: (list(body), [])),
+        put(VERIFY, "_check_work", nothing),
+    ),
+    Rule(
+        "indices of branches",
+        ("control/",),
+        put(LOWER._Lowering, "_index", lambda _self, index, _most: index),
+        put(confinement._Confinement, "_indexed_branch", nothing),
+    ),
+    Rule(
+        "warps agree",
+        ("sync/",),
+        put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: body),
+        nothing,
+        shown=False,
+    ),
+    Rule("whole warps", ("sync/",), None, put(warp_forms, "_require_whole_warp", nothing)),
+    Rule(
+        "functions get the launch parameter",
+        ("control/", "local/"),
+        put(LOWER, "hand_over", lambda name, arrays: HAND_OVER(name, arrays)[:-1]),
+        nothing,
+        shown=False,
+    ),
+]
+
+
+def kernels_of(rule: Rule) -> Iterator[tuple[str, Guarded]]:
+    """Yield attacks that a rule is for, guarded by whatever guard there is now."""
+    names = [name for name in DELIBERATE if name.startswith(rule.kernels)]
+    for name in names[:: max(1, len(names) // KERNELS_EACH)]:
+        hostile = DELIBERATE[name]
+        try:
+            yield name, guard(ptx.extract(ptx.parse(hostile.text), hostile.entry), EMULATOR_SHARED_BASE)
+        except MalformedPtx:
+            continue
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.without], ids=lambda rule: rule.name)
+def test_the_verifier_refuses_what_a_guard_without_a_rule_writes(monkeypatch, rule):
+    usual = {name: ptx.render(made.module) for name, made in kernels_of(rule)}
+    rule.without(monkeypatch)
+    refused = 0
+    for name, made in kernels_of(rule):
+        text = ptx.render(made.module)
+        if text != usual.get(name):
+            with pytest.raises(UnsupportedPtx):
+                verify(text, EMULATOR_SHARED_BASE)
+            refused += 1
+    assert refused
+
+
+@pytest.fixture(scope="module")
+def exam():
+    exam = Exam(3)
+    yield exam
+    exam.close()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.shown], ids=lambda rule: rule.name)
+def test_the_exam_fails_without_a_rule(monkeypatch, exam, rule):
+    if rule.without is not None:
+        rule.without(monkeypatch)
+    rule.unverified(monkeypatch)
+    for name, made in kernels_of(rule):
+        try:
+            text: GuardedText = verified_text(made)
+        except MalformedPtx:
+            continue
+        if exam.run(DELIBERATE[name], text, grace_s=0.2).violations:
+            return
+    pytest.fail("no attack was noticed")
+
+
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace(".reg .b64 %d<", ".reg .b64 %d01;\n\t.reg .b64 %d<"),
+        lambda text: text.replace(".reg .b32 %tw_hi;", ".reg .b32 %tw_hi;\n\t.reg .b32 r1;"),
+        lambda text: text.replace("__tw_launch[48]", "__tw_launch[40]"),
+        lambda text: text.replace(".target sm_80", ".target sm_80, debug"),
+        lambda text: text.replace("exit;", "ret;"),
+        lambda text: text + ".extern .func other();\n",
+        lambda text: text.replace(".visible", ".weak .visible"),
+    ],
+)
+def test_a_text_of_another_form_is_refused(damage):
+    text = (
+        HEAD + ".visible .entry k(.param .u64 p) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [p]; st.u32 [%rd1], 1; ret; }"
+    )
+    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
+    verify(printed)
+    assert damage(printed) != printed
+    with pytest.raises(MalformedPtx):
+        verify(damage(printed))
+
+
+def test_long_straight_code_is_counted():
+    loads = "\n".join(f"ld.volatile.global.u32 %r{at % 8}, [%rd1+{4 * at}];" for at in range(600))
+    head = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<9>; ld.param.u64 %rd1, [p];"
+    text = ptx.render(guard(ptx.extract(ptx.parse(f"{head}\n{loads}\nret; }}"), "k")).module)
+    assert text.count("add.u32 %tw_fuel") == 2
+    assert verify(text).entry == "k"
+    with pytest.raises(UnsupportedPtx, match="too much work"):
+        verify(re.sub(r"(add.u32 %tw_fuel, %tw_fuel), \d+", r"\1, 0", text))
