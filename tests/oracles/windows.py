@@ -176,7 +176,7 @@ class Exam:
         if guarded is not None:
             text, shared_bytes = guarded.text, guarded.shared_bytes(shared_bytes)
             if not guarded.takes(hostile.block):
-                return Outcome(lacking="rows of a block that are no whole warps")
+                return Outcome(lacking="blocks that are no whole warps")
             args = [_aligned(value, align) for value, align in zip_longest(args, guarded.aligns, fillvalue=1)]
             deadline = time.time_ns() + int(budget_s * 1e9)
             words = self.window.base >> 32, DATA_AT, deadline, self.flag.address, self.status.address

@@ -11,6 +11,7 @@ Names that begin with `RESERVED` belong to the guard. Families of its registers,
 - ``%tw_s<n>`` an offset in shared memory that is below a bound.
 - ``%tw_m<n>``, ``%tw_c<n>`` an address in the array in local or constant memory.
 - ``%tw_i<n>`` an index below the length of a list of labels.
+- ``%tw_n<n>`` how many turns of a loop are paid for.
 """
 
 from __future__ import annotations
@@ -83,9 +84,13 @@ TRAPPED: Final = 2
 WHOLE_WARP: Final = (1 << 32) - 1
 """The mask of all threads of a warp."""
 
+OTHER_LANES: Final = frozenset({"shfl", "mma", "wmma", "ldmatrix", "stmatrix"})
+"""Opcodes that read registers of other threads of the warp, whether these are there or not."""
+
 FUEL: Final = 1 << 16
 """Work between two polls, in the units of `tensorwasm.ptx.verifier.costs`."""
 
+AGAIN: Final = "__tw_again_"
 STOP: Final = "__tw_stop"
 TRAP: Final = "__tw_trap"
 
@@ -112,10 +117,10 @@ REGISTERS: Final = (
 )
 """Registers of each function that the templates below use."""
 
-ADDRESS, OFFSET, LOCAL_ADDRESS, CONST_ADDRESS, INDEX, ANY = (f"%tw_{letter}" for letter in "asmcil")
+ADDRESS, OFFSET, LOCAL_ADDRESS, CONST_ADDRESS, INDEX, COUNTER, ANY = (f"%tw_{letter}" for letter in "asmcinl")
 FAMILIES: Final = {
     **dict.fromkeys((ADDRESS, CONST_ADDRESS), "b64"),
-    **dict.fromkeys((OFFSET, LOCAL_ADDRESS, INDEX, ANY), "b32"),
+    **dict.fromkeys((OFFSET, LOCAL_ADDRESS, INDEX, COUNTER, ANY), "b32"),
 }
 """Numbered registers of the guard, and their types."""
 _FIRST_VALUES: Final[Mapping[str, Operand]] = {
@@ -124,6 +129,7 @@ _FIRST_VALUES: Final[Mapping[str, Operand]] = {
     LOCAL_ADDRESS: FRAME,
     CONST_ADDRESS: CONSTS,
     INDEX: Int(0),
+    COUNTER: Int(0),
     ANY: Int(0),
 }
 """What registers hold that confine accesses until a fence writes them; `FUEL_USED` is 0 then."""
@@ -311,6 +317,20 @@ def agreement(predicate: Name) -> list[Statement]:
     ]
 
 
+def presence() -> list[Statement]:
+    """Return the check that no thread of the warp has exited; otherwise the launch ends.
+
+    It stands before instructions that read registers of other threads: those of a thread that has exited may hold what
+    another kernel has left there.
+    """
+    return [
+        instruction("setp.eq.u32", _TEST, Int(0), Int(0)),
+        instruction("vote.sync.ballot.b32", _SEEN, _TEST, Int(WHOLE_WARP)),
+        instruction("setp.ne.u32", _TEST, _SEEN, Int(WHOLE_WARP)),
+        instruction("bra", Name(TRAP), when=_TEST),
+    ]
+
+
 def charge(cost: int, number: int) -> list[Statement]:
     """Return what counts work in straight code, and polls when the fuel is used up."""
     return [
@@ -334,6 +354,36 @@ def charged_branch(branch: Instruction, cost: int, number: int) -> list[Statemen
         return [count, instruction("setp.lt.u32", _TEST, FUEL_USED, Int(FUEL)), taken, poll]
     wanted: Operand = Not(when.predicate) if when.negated else when.predicate
     return [count, instruction("setp.lt.and.u32", _TEST, FUEL_USED, Int(FUEL), wanted), taken, poll]
+
+
+def pay_turns(counter: Name, turns: Name, most: int, amount: int) -> list[Statement]:
+    """Return what stands before a counted loop: take some turns, at most ``most``, and count the work of all of them.
+
+    The work of one turn more is counted, for the way back to here. A poll that is due is behind the loop: if one were
+    here, ptxas would not unroll it.
+    """
+    return [
+        instruction("min.u32", counter, turns, Int(most)),
+        instruction("mad.lo.u32", FUEL_USED, counter, Int(amount), FUEL_USED),
+        instruction("add.u32", FUEL_USED, FUEL_USED, Int(amount)),
+    ]
+
+
+def counted_branch(branch: Instruction, counter: Name, loop: int, number: int) -> list[Statement]:
+    """Return the branch backward of a loop whose turns are paid for, which leads to the payment for more."""
+    return [
+        instruction("sub.u32", counter, counter, Int(1)),
+        instruction("setp.gt.s32", _TEST, counter, Int(0)),
+        instruction("bra", branch.operands[0], when=_TEST),
+        *charge(0, number)[1:],
+        Instruction("bra", (), (Name(again_label(loop)),), branch.guard),
+        instruction("mov.u32", counter, Int(0)),  # so that it never wraps, however often this is passed
+    ]
+
+
+def again_label(loop: int) -> str:
+    """Return the label before the payment of a loop's turns."""
+    return f"{AGAIN}{loop}"
 
 
 def poll_label(number: int) -> str:

@@ -16,7 +16,7 @@ from strategies.hostile import DELIBERATE
 from tensorwasm import ptx
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded
-from tensorwasm.ptx.guard import Guarded, fences, guard
+from tensorwasm.ptx.guard import Guarded, fences, guard, polls
 from tensorwasm.ptx.model import Address, Instruction
 from tensorwasm.ptx.verifier import confinement, verify, warp_forms
 
@@ -137,7 +137,7 @@ RULES = [
     Rule(
         "loops are counted",
         ("control/",),
-        put(GUARD, "add_charges", lambda body, _functions: (list(body), [])),
+        put(GUARD, "add_charges", lambda body, _functions, _new: polls.Charged(list(body))),
         put(VERIFY, "_check_work", nothing),
     ),
     Rule(

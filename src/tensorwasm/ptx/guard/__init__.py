@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.flow import components, signature
-from tensorwasm.ptx.guard.agreements import add_agreements
+from tensorwasm.ptx.guard.agreements import add_agreements, add_presence
 from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_variables
 from tensorwasm.ptx.guard.fences import Fenced, fence
 from tensorwasm.ptx.guard.flat import FlatFunction, flatten
@@ -184,11 +184,12 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
-    statements, polls = add_charges(body.body, costs)
-    costs[function.name], polled = function_cost(body.body, costs, loops=bool(polls))
+    charged = add_charges(body.body, costs, flat.register)
+    statements = add_presence(charged.body)
+    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.backs))
     polled = polled or function.entry
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
-    counts = {prefix: body.counts[prefix[-1]] for prefix in FAMILIES}
+    counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
     head += [Variable("reg", kind, each, count=counts[each]) for each, kind in FAMILIES.items() if counts[each]]
     if function.entry and arrays.local_bytes:
         head.append(Variable("local", "b8", LOCAL, align=16, shape=(arrays.local_bytes,)))
@@ -199,7 +200,7 @@ def _assemble(
     if not _ends(statements):
         end.append(Instruction("ret"))
     clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
-    end += epilogue(polls, stops=polled or clears, traps=_traps(body.body))
+    end += epilogue(charged.backs, stops=polled or clears, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,

@@ -1,17 +1,33 @@
-"""Checks that the threads of a warp go the same way where they would otherwise wait for each other for ever."""
+"""Checks that all threads of a warp are there, and go the same way, where they wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import LAUNCH, agreement
-from tensorwasm.ptx.model import Function, Instruction, Statement, TargetList
+from tensorwasm.ptx.guarded import LAUNCH, OTHER_LANES, agreement, presence
+from tensorwasm.ptx.model import Function, Instruction, Label, Statement, TargetList
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
 from tensorwasm.watch import Watch
 
+_LEAVES = frozenset({"bra", "brx", "ret", "exit", "call"})
+"""Opcodes behind which threads of the warp may be missing."""
 _ROUNDS = 16
 """A check is itself an instruction at which threads wait, so it may need others before it."""
+
+
+def add_presence(body: list[Statement]) -> list[Statement]:
+    """Return a body that checks that the whole warp is there before instructions that read other threads' registers."""
+    made: list[Statement] = []
+    present = False
+    for statement in body:
+        if isinstance(statement, Label) or (isinstance(statement, Instruction) and statement.opcode in _LEAVES):
+            present = False
+        elif isinstance(statement, Instruction) and statement.opcode in OTHER_LANES and not present:
+            made += presence()
+            present = True
+        made.append(statement)
+    return made
 
 
 def add_agreements(

@@ -1,52 +1,136 @@
-"""Where guarded code counts its work and polls: at branches backward, and on long ways forward."""
+"""Where guarded code counts its work and polls: at branches backward, before loops, and on long ways forward."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
-from tensorwasm.ptx.guarded import FUEL, back_label, charge, charged_branch
+from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
+from tensorwasm.ptx.guarded import (
+    COUNTER,
+    FUEL,
+    again_label,
+    back_label,
+    charge,
+    charged_branch,
+    counted_branch,
+    pay_turns,
+)
 from tensorwasm.ptx.model import Instruction, Label, Name, Statement, TargetList
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
 
+_TEMPLATES: Final = 256
+"""Work of templates on a way forward, which the verifier sees and the guard does not."""
+_MOST_UNCOUNTED: Final = FUEL - _TEMPLATES
+_PAYMENT_COST: Final = 64
+"""More than the work of a payment for a loop's turns."""
 
-def add_charges(body: list[Statement], functions: Mapping[str, int]) -> tuple[list[Statement], list[str]]:
-    """Return a body that counts its work, and where each of its polls returns to.
+
+@dataclass(slots=True)
+class Charged:
+    """A body that counts its work; where each of its polls returns to; and how many counters of loops it has."""
+
+    body: list[Statement] = field(default_factory=list)
+    backs: list[str] = field(default_factory=list)
+    counters: int = 0
+
+
+def add_charges(body: list[Statement], functions: Mapping[str, int], new: NewRegister) -> Charged:
+    """Return a body that counts its work.
 
     Args:
         body: without scopes.
         functions: cost of each function that it may call.
+        new: returns a new register of the program.
     """
-    labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
-    lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
-    total = sums(body, functions)
-    forward = ForwardWork(functions, lists)
-    made: list[Statement] = []
-    backs: list[str] = []
+    charging = _Charging(body, functions, new)
+    for at in range(len(body)):
+        charging.statement(at)
+    return charging.made
 
-    def count(amount: int) -> None:
-        made.extend(charge(amount, len(backs)))
-        backs.append(back_label(len(backs)))
-        forward.counted(amount)
 
-    for at, statement in enumerate(body):
-        work = cost(statement, functions) if isinstance(statement, Instruction) else 0
-        if work and forward.amount and forward.amount + work > FUEL:
-            count(min(forward.amount, FUEL))
-        if isinstance(statement, Instruction) and statement.opcode in ("bra", "brx"):
-            targets = branch_targets(statement, lists)
-            first = min((labels[name] for name in targets if name in labels), default=at)
-            amount = min(total[at + 1] - total[first], FUEL)
-            if first < at and statement.opcode == "bra":
-                made += charged_branch(statement, amount, len(backs))
-                target = statement.operands[0]
-                backs.append(target.name if isinstance(target, Name) else "")
-                forward.add(statement)
-                forward.counted(amount)
-                continue
-            if first < at:
-                count(amount)
-        made.append(statement)
-        forward.add(statement)
-        if isinstance(statement, Label) and forward.amount > FUEL // 2:
-            count(min(forward.amount, FUEL))
-    return made, backs
+class _Charging:
+    def __init__(self, body: list[Statement], functions: Mapping[str, int], new: NewRegister) -> None:
+        self.made = Charged()
+        self._body = body
+        self._functions = functions
+        self._new = new
+        self._labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
+        self._lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
+        self._total = sums(body, functions)
+        self._forward = ForwardWork(functions, self._lists)
+        self._loops = counted_loops(body)
+        self._open: dict[int, tuple[Name, int]] = {}
+
+    def statement(self, at: int) -> None:
+        """Add a statement, with what is counted before it and after it."""
+        statement, made = self._body[at], self.made
+        if at in self._loops:
+            self._pay(at, self._loops[at])
+        work = cost(statement, self._functions) if isinstance(statement, Instruction) else 0
+        if work and self._forward.amount and self._forward.amount + work > _MOST_UNCOUNTED:
+            self._count_forward()
+        if at in self._open:
+            assert isinstance(statement, Instruction)  # noqa: S101 - a loop ends at a branch
+            made.body += counted_branch(statement, *self._open[at], len(made.backs))
+            made.backs.append(back_label(len(made.backs)))
+            self._forward.add(statement)
+            self._forward.counted(FUEL)
+            return
+        if not (isinstance(statement, Instruction) and self._branch(statement, at)):
+            made.body.append(statement)
+        self._forward.add(statement)
+        if isinstance(statement, Label) and at not in self._loops and self._forward.amount > FUEL // 2:
+            self._count_forward()
+
+    def _count_forward(self) -> None:
+        self._count(min(self._forward.amount + _TEMPLATES, FUEL))
+
+    def _count(self, amount: int) -> None:
+        made = self.made
+        made.body += charge(amount, len(made.backs))
+        made.backs.append(back_label(len(made.backs)))
+        self._forward.counted(amount)
+
+    def _pay(self, head: int, loop: CountedLoop) -> None:
+        """Pay for turns of a loop before its head, if more than one of them fits the fuel."""
+        made, number = self.made, self.made.counters
+        compute, left = turns(loop, self._new)
+        amount = self._work(head, loop.branch) + sums(compute, {})[-1]
+        most = FUEL // 2 // amount - 1
+        if most < 2:
+            return
+        whole = (most + 1) * amount
+        if self._forward.amount and self._forward.amount + whole + amount > _MOST_UNCOUNTED:
+            self._count_forward()
+        counter = Name(f"{COUNTER}{number}")
+        made.counters += 1
+        self._open[loop.branch] = counter, number
+        made.body += [Label(again_label(number)), *compute, *pay_turns(counter, left, most, amount)]
+        for each in compute:
+            self._forward.add(each)
+        self._forward.amount += whole
+
+    def _work(self, first: int, last: int) -> int:
+        """Return the work of statements, with that of the payments among them."""
+        loops = sum(first <= head <= last for head in self._loops)
+        return self._total[last + 1] - self._total[first] + loops * _PAYMENT_COST
+
+    def _branch(self, branch: Instruction, at: int) -> bool:
+        """Add a branch backward that counts its work; return whether it was one that ``bra`` makes."""
+        if branch.opcode not in ("bra", "brx"):
+            return False
+        targets = branch_targets(branch, self._lists)
+        first = min((self._labels[name] for name in targets if name in self._labels), default=at)
+        if first >= at:
+            return False
+        amount = min(self._work(first, at), FUEL)
+        if branch.opcode == "brx":
+            self._count(amount)
+            return False
+        target = branch.operands[0]
+        self.made.body += charged_branch(branch, amount, len(self.made.backs))
+        self.made.backs.append(target.name if isinstance(target, Name) else "")
+        self._forward.counted(amount)
+        return True

@@ -36,7 +36,7 @@ _NONE: Final = -1
 _MANY: Final = -2
 _RETURN: Final = -3
 """Stands for what waits behind the end of a function."""
-_WARP_LANES: Final = 32
+WARP_LANES: Final = 32
 _UNIFORM_SPECIALS: Final = frozenset({"%ctaid", "%nctaid", "%ntid"})
 _SAME_IN_WARP: Final = frozenset({"vote", "redux", "bar", "barrier"})
 """Opcodes that give all threads of a warp the same."""
@@ -326,8 +326,8 @@ def _is_same_in_row(statement: Instruction, copies: set[str]) -> bool:
     value = amount.value
     if opcode == "setp":
         compared = len(words) == 2 and words[0] in _ORDERED and words[1] in ("u32", "s32") and value >= 0
-        return compared and (value + (words[0] in ("le", "gt", "ls", "hi"))) % _WARP_LANES == 0
-    return (opcode == "shr" and 5 <= value < _WARP_LANES) or (opcode == "and" and value % _WARP_LANES == 0)
+        return compared and (value + (words[0] in ("le", "gt", "ls", "hi"))) % WARP_LANES == 0
+    return (opcode == "shr" and 5 <= value < WARP_LANES) or (opcode == "and" and value % WARP_LANES == 0)
 
 
 def _targets(statement: Instruction) -> set[str]:

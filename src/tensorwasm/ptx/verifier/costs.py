@@ -57,6 +57,11 @@ def branch_targets(branch: Instruction, lists: Mapping[str, tuple[str, ...]]) ->
     return lists.get(name, (name,))
 
 
+def ends_run(statement: Statement) -> bool:
+    """Return whether what follows a statement may run without it, or not run after it."""
+    return isinstance(statement, Label) or (isinstance(statement, Instruction) and statement.opcode in _ENDS)
+
+
 class ForwardWork:
     """The most work on any way forward through a function that has not been counted, statement by statement.
 

@@ -23,6 +23,7 @@ class KernelFacts:
         syncing: those in which threads may wait for each other.
         least_shared_bytes: where accesses at known places of dynamic shared memory end.
         whole_rows: whether threads wait for each other in the same order only if rows of a block are whole warps.
+        whole_warps: whether an instruction reads registers of other threads.
     """
 
     arrays: Arrays
@@ -34,6 +35,24 @@ class KernelFacts:
     syncing: set[str] = field(default_factory=set)
     least_shared_bytes: int = 0
     whole_rows: bool = False
+    whole_warps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """Where turns of a counted loop are paid for.
+
+    Attributes:
+        at: index of the statement in the function's body that takes them.
+        counter: register that holds how many.
+        amount: work that is counted for each.
+        whole: work that is counted at most.
+    """
+
+    at: int
+    counter: str
+    amount: int
+    whole: int
 
 
 @dataclass(slots=True)
@@ -49,6 +68,8 @@ class ReadFunction:
         body: the program's statements and the fences.
         end: where the epilogue begins in the text's body.
         charges: work that is counted before each statement of ``body``, by its index.
+        payments: of counted loops, by the label before each.
+        counted: branches backward, by their index, whose turns a register counts.
         backs: where the poll of each charge returns to.
         lists: labels of each list for branches.
         labels: index of each label in ``body``.
@@ -66,6 +87,8 @@ class ReadFunction:
     body: list[Statement] = field(default_factory=list)
     end: int = 0
     charges: dict[int, int] = field(default_factory=dict)
+    payments: dict[str, Payment] = field(default_factory=dict)
+    counted: dict[int, str] = field(default_factory=dict)
     backs: list[str] = field(default_factory=list)
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)

@@ -9,9 +9,10 @@ from typing import Final
 
 from tensorwasm.ptx import guarded as rules
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
-from tensorwasm.ptx.model import Function, Instruction, Int, Label, Name, Statement, TargetList, Variable
+from tensorwasm.ptx.model import Function, Guard, Instruction, Int, Label, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.symbols import split_call
-from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
+from tensorwasm.ptx.verifier.costs import ends_run
+from tensorwasm.ptx.verifier.kernel import KernelFacts, Payment, ReadFunction
 
 _HEADER_DIRECTIVES: Final = frozenset({"maxntid", "reqntid", "minnctapersm", "maxnreg"})
 _BITS: Final = {prefix: bits for bits, prefix in rules.PROGRAM_FAMILIES.items()}
@@ -49,6 +50,8 @@ class _FunctionReader:
         self.made = ReadFunction(function)
         self._kernel = kernel
         self._body = list(function.body or ())
+        self._present = False
+        self._templates = (self._charge, self._payment, self._counted, self._call, self._agreement)
         self.made.reserved.update(each.name for each in rules.REGISTERS)
         self.made.readable.update((rules.HIGH.name, rules.DATA.name))
         if kernel.arrays.local_bytes:
@@ -122,8 +125,19 @@ class _FunctionReader:
             self._kernel.watch.step()
             statement = body[at]
             if isinstance(statement, Label) and statement.name.startswith(rules.RESERVED):
-                break
-            taken = self._charge(at) or self._call(at) or self._agreement(at)
+                if statement.name != rules.again_label(len(made.payments)):
+                    break
+                made.labels[statement.name] = len(made.body)
+                made.body.append(statement)
+                self._present = False
+                at += 1
+                continue
+            taken = next(filter(None, (take(at) for take in self._templates)), 0)
+            if taken:
+                self._present = False
+            else:
+                taken = self._presence(at)
+                self._present |= taken > 0
             if not taken:
                 self._statement(statement)
                 taken = 1
@@ -153,7 +167,19 @@ class _FunctionReader:
                 pass
             case _:
                 made.refuse("a statement that is not available", statement)
+        if ends_run(statement):
+            self._present = False
+        elif isinstance(statement, Instruction) and statement.opcode in rules.OTHER_LANES and not self._present:
+            made.refuse("registers of threads that may have exited", statement)
         made.body.append(statement)
+
+    def _presence(self, at: int) -> int:
+        """Take the check that the whole warp is there; return how many statements it is."""
+        wanted = rules.presence()
+        if self._body[at : at + len(wanted)] != wanted:
+            return 0
+        self.made.traps = True
+        return len(wanted)
 
     def _branch(self, branch: Instruction) -> None:
         target = branch.operands[0]
@@ -188,6 +214,61 @@ class _FunctionReader:
                 made.backs.append(target.name)
                 return 4
         return made.refuse("a charge", first)
+
+    def _payment(self, at: int) -> int:
+        """Take the payment for turns of a loop; return how many statements it is."""
+        body, made = self._body, self.made
+        first = body[at]
+        counter = self._counter(first, "min")
+        if counter is None or not isinstance(first, Instruction):
+            return 0
+        number, here = len(made.payments), len(made.body)
+        match first.operands, body[at + 2 : at + 3]:
+            case (_, Name() as left, Int(most)), [Instruction(operands=(_, _, Int(amount)))]:
+                wanted = rules.pay_turns(counter, left, most, amount)
+                if body[at : at + len(wanted)] == wanted and is_program_register(left):
+                    whole = (most + 1) * amount
+                    if not (amount > 0 and most > 0 and whole <= rules.FUEL):
+                        made.refuse("more turns of a loop than the fuel is for", first)
+                    made.trusted.add(here)
+                    made.body.append(first)
+                    made.payments[rules.again_label(number)] = Payment(here, counter.name, amount, whole)
+                    return len(wanted)
+        return made.refuse("how turns of a loop are paid for", first)
+
+    def _counted(self, at: int) -> int:
+        """Take the end of a loop whose turns are counted; return how many statements it is."""
+        body, made = self._body, self.made
+        first = body[at]
+        counter = self._counter(first, "sub")
+        if counter is None:
+            return 0
+        inner, again = (*body[at + 2 : at + 3], first)[0], (*body[at + 6 : at + 7], first)[0]
+        if isinstance(inner, Instruction) and isinstance(again, Instruction) and inner.operands and again.operands:
+            branch = Instruction("bra", (), inner.operands[:1], again.guard)
+            target, label = branch.operands[0], again.operands[0]
+            if isinstance(target, Name) and isinstance(label, Name) and label.name in made.payments:
+                loop, number = int(label.name.removeprefix(rules.AGAIN)), len(made.backs)
+                wanted = rules.counted_branch(branch, counter, loop, number)
+                if body[at : at + len(wanted)] == wanted:
+                    self._require_own(target.name, inner)
+                    here = len(made.body)
+                    made.trusted.update((here, here + 1))
+                    made.counted[here] = counter.name
+                    made.charges[here + 1] = rules.FUEL
+                    made.backs.append(rules.back_label(number))
+                    made.body.append(Instruction("bra", (), (target,), Guard(counter), inner.position))
+                    made.body.append(again)
+                    return len(wanted)
+        return made.refuse("the end of a loop whose turns are counted", first)
+
+    def _counter(self, statement: Statement, opcode: str) -> Name | None:
+        """Return the counter of a loop that an instruction writes, None if it is another one."""
+        if not (isinstance(statement, Instruction) and statement.opcode == opcode and statement.operands):
+            return None
+        target = statement.operands[0]
+        is_counter = isinstance(target, Name) and target.name.startswith(rules.COUNTER)
+        return target if is_counter and isinstance(target, Name) and target.name in self.made.reserved else None
 
     def _agreement(self, at: int) -> int:
         """Take the check that a warp goes one way; return how many statements it is."""

@@ -14,11 +14,11 @@ from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Variable
 from tensorwasm.ptx.parser import parse
 from tensorwasm.ptx.verifier.confinement import check_confinement
-from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards, waits
-from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, function_cost, sums
+from tensorwasm.ptx.verifier.convergence import WARP_LANES, TooManyBlocks, hazards, waits
+from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, ends_run, function_cost, sums
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
 from tensorwasm.ptx.verifier.reading import prologue, read_function
-from tensorwasm.values import NEVER, Deadline
+from tensorwasm.values import NEVER, Deadline, Dim3
 from tensorwasm.watch import Watch
 
 
@@ -33,6 +33,7 @@ class Verified:
         least_shared_bytes: where accesses at known places end.
         param_aligns: bytes that the value of each of the program's parameters is a multiple of.
         whole_rows: whether the rows of a block, along x, have to be whole warps, unless there is one row.
+        whole_warps: whether a block has to be whole warps: an instruction reads registers of other threads.
     """
 
     entry: str
@@ -40,6 +41,14 @@ class Verified:
     least_shared_bytes: int
     param_aligns: tuple[int, ...]
     whole_rows: bool
+    whole_warps: bool
+
+    def takes(self, block: Dim3) -> bool:
+        """Return whether a launch may have blocks of a size."""
+        x, y, z = block
+        return not (self.whole_rows and x % WARP_LANES and y * z > 1) and not (
+            self.whole_warps and x * y * z % WARP_LANES
+        )
 
 
 def verify(text: str, shared_base: int = rules.SHARED_BASE, deadline: Deadline = NEVER) -> Verified:
@@ -68,7 +77,7 @@ def verify(text: str, shared_base: int = rules.SHARED_BASE, deadline: Deadline =
     for function in functions:
         _check_function(function, kernel)
     aligns = tuple(param.pointer[1] if param.pointer is not None else 1 for param in entry.params[:-1])
-    return Verified(entry.name, kernel.arrays, kernel.least_shared_bytes, aligns, kernel.whole_rows)
+    return Verified(entry.name, kernel.arrays, kernel.least_shared_bytes, aligns, kernel.whole_rows, kernel.whole_warps)
 
 
 def _arrays(module: Module, entry: Function) -> Arrays:
@@ -109,7 +118,7 @@ def _is_array(size_bytes: int) -> bool:
 def _check_function(function: Function, kernel: KernelFacts) -> None:
     """Accept a function, whose callees have been accepted, or refuse it."""
     read = read_function(function, kernel)
-    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.charges))
+    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.backs))
     polled = polled or function.entry
     body = list(function.body or ())
     head = prologue(read, kernel, polled=polled)
@@ -126,12 +135,14 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     kernel.functions[function.name] = function
     if any(waits(each, kernel.syncing) for each in read.body):
         kernel.syncing.add(function.name)
+    kernel.whole_warps |= any(isinstance(each, Instruction) and each.opcode in rules.OTHER_LANES for each in read.body)
 
 
 def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
     """Check that every way through a function counts its work often enough."""
     total = sums(read.body, kernel.costs)
     forward = ForwardWork(kernel.costs, read.lists)
+    paid_at = {each.at: each.whole for each in read.payments.values()}
     for at, statement in enumerate(read.body):
         kernel.watch.step()
         charged = read.charges.get(at, 0)
@@ -140,15 +151,31 @@ def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
             forward.counted(charged)
         before = forward.amount
         forward.add(statement)
+        forward.amount += paid_at.get(at, 0)
         if isinstance(statement, Instruction) and branch:
-            labels = (read.labels.get(name, at + 1) for name in branch_targets(statement, read.lists))
-            first = min(labels, default=at + 1)
-            if first <= at and charged < min(total[at + 1] - total[first], rules.FUEL):
-                read.refuse("a way backward does not count its work", statement)
+            labels = [name for name in branch_targets(statement, read.lists) if read.labels.get(name, at + 1) <= at]
+            if labels:
+                first = min(read.labels[name] for name in labels)
+                paid = _paid(read, at, labels) if statement.opcode == "bra" else charged
+                if paid < min(total[at + 1] - total[first], rules.FUEL):
+                    read.refuse("a way backward does not count its work", statement)
             if charged:
                 forward.counted(charged)
         if forward.amount > rules.FUEL and before:
             read.refuse("too much work between two polls", statement)
+
+
+def _paid(read: ReadFunction, at: int, labels: list[str]) -> int:
+    """Return the work that is counted for each turn of a loop that a branch closes."""
+    counter = read.counted.get(at)
+    if counter is not None:
+        return min((each.amount for each in read.payments.values() if each.counter == counter), default=0)
+    payment = read.payments.get(labels[0])
+    if payment is None:
+        return read.charges.get(at, 0)
+    run = read.body[read.labels[labels[0]] + 1 : payment.at]
+    straight = not any(map(ends_run, run))
+    return payment.amount if straight else 0
 
 
 def _check_convergence(read: ReadFunction, kernel: KernelFacts) -> None:
