@@ -15,9 +15,9 @@ from oracles.windows import Exam
 from strategies.hostile import DELIBERATE
 from tensorwasm import ptx
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.ptx import guarded
+from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
-from tensorwasm.ptx.model import Address, Instruction
+from tensorwasm.ptx.model import Address, Instruction, Statement
 from tensorwasm.ptx.verifier import confinement, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
@@ -89,18 +89,18 @@ def nothing(*_: object, **__: object) -> None:
     """Check nothing."""
 
 
-def first_read_only(size_bytes: object, base: int) -> list[guarded.Statement]:
+def first_read_only(size_bytes: object, base: int) -> list[Statement]:
     """Name shared memory, without clearing it."""
     return CLEAR_SHARED(size_bytes, base)[:3]
 
 
-CLEAR_SHARED = guarded._clear_shared
-PROLOGUE = guarded.prologue
-HAND_OVER = guarded.hand_over
+CLEAR_SHARED = templates._clear_shared
+PROLOGUE = templates.prologue
+HAND_OVER = templates.hand_over
 DROPPED_CLEARS = {"mov.pred", "mov.b16", "mov.b32", "mov.b64"}
 
 
-def without_clears(*args: object, **named: object) -> list[guarded.Statement]:
+def without_clears(*args: object, **named: object) -> list[Statement]:
     """Return a prologue that leaves the program's registers as they are."""
     return [
         each
@@ -109,7 +109,7 @@ def without_clears(*args: object, **named: object) -> list[guarded.Statement]:
     ]
 
 
-def local_as_it_is(*args: object, **named: object) -> list[guarded.Statement]:
+def local_as_it_is(*args: object, **named: object) -> list[Statement]:
     """Return a prologue that leaves local memory as it is."""
     return [each for each in PROLOGUE(*args, **named) if not getattr(each, "mnemonic", "").startswith("st.local")]
 
@@ -131,7 +131,7 @@ RULES = [
         put(fences, "MAX_DISPLACEMENT_BYTES", 1 << 62),
         put(guarded, "MAX_DISPLACEMENT_BYTES", 1 << 62),
     ),
-    Rule("shared memory is cleared", ("shared/",), None, put(guarded, "_clear_shared", first_read_only)),
+    Rule("shared memory is cleared", ("shared/",), None, put(templates, "_clear_shared", first_read_only)),
     Rule("registers are cleared", ("unwritten/",), put(GUARD, "prologue", without_clears), nothing, shown=False),
     Rule("local memory is cleared", ("local/",), put(GUARD, "prologue", local_as_it_is), nothing, shown=False),
     Rule(

@@ -29,11 +29,9 @@ from tensorwasm.ptx.guarded import (
     SHARED_BASE,
     TRAP,
     Arrays,
-    epilogue,
-    program_registers,
-    prologue,
 )
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, Variable
+from tensorwasm.ptx.templates import epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import waits
 from tensorwasm.ptx.verifier.costs import function_cost

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import LAUNCH, OTHER_LANES, agreement, presence
+from tensorwasm.ptx.guarded import LAUNCH, OTHER_LANES
 from tensorwasm.ptx.model import Function, Instruction, Label, Statement, TargetList
+from tensorwasm.ptx.templates import agreement, presence
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
 from tensorwasm.watch import Watch
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.ptx.guard.registers import register_width, written
-from tensorwasm.ptx.guarded import TRAP, instruction
+from tensorwasm.ptx.guarded import TRAP
 from tensorwasm.ptx.model import Instruction, Int, Label, Name, Operand, Statement
+from tensorwasm.ptx.templates import instruction
 from tensorwasm.ptx.verifier.convergence import waits
 
 NewRegister = Callable[[int], Name]

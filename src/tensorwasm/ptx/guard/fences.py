@@ -30,10 +30,10 @@ from tensorwasm.ptx.guarded import (
     SHARED,
     SHARED_TOP,
     WHOLE_WARP,
-    instruction,
 )
 from tensorwasm.ptx.layout import ELEMENT_BYTES
 from tensorwasm.ptx.model import Address, Instruction, Int, Name, Operand, Statement, Vector
+from tensorwasm.ptx.templates import instruction
 from tensorwasm.ptx.verifier.form import MemoryAccess, NotAccepted
 from tensorwasm.ptx.verifier.forms import form
 from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE

@@ -18,19 +18,7 @@ from tensorwasm.ptx.guard.arrays import Place, VariableMap
 from tensorwasm.ptx.guard.flat import FlatFunction
 from tensorwasm.ptx.guard.registers import is_register
 from tensorwasm.ptx.guard.taint import tainted
-from tensorwasm.ptx.guarded import (
-    DATA,
-    FRAME,
-    HIGH,
-    INDEX,
-    LAUNCH_DYNAMIC,
-    PASSED,
-    TRAP,
-    Arrays,
-    hand_over,
-    instruction,
-    launch_field,
-)
+from tensorwasm.ptx.guarded import DATA, FRAME, HIGH, INDEX, LAUNCH_DYNAMIC, PASSED, TRAP, Arrays
 from tensorwasm.ptx.layout import address_spaces
 from tensorwasm.ptx.model import (
     Address,
@@ -49,6 +37,7 @@ from tensorwasm.ptx.model import (
     names,
 )
 from tensorwasm.ptx.symbols import split_call
+from tensorwasm.ptx.templates import hand_over, instruction, launch_field
 from tensorwasm.watch import Watch
 
 _HINT: Final = re.compile(r"(?:L1|L2)::.*|level::.*|unified", re.ASCII)

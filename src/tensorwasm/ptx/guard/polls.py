@@ -7,17 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
-from tensorwasm.ptx.guarded import (
-    COUNTER,
-    FUEL,
-    again_label,
-    back_label,
-    charge,
-    charged_branch,
-    counted_branch,
-    pay_turns,
-)
+from tensorwasm.ptx.guarded import COUNTER, FUEL
 from tensorwasm.ptx.model import Instruction, Label, Name, Statement, TargetList
+from tensorwasm.ptx.templates import again_label, back_label, charge, charged_branch, counted_branch, pay_turns
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
 
 _TEMPLATES: Final = 256

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tensorwasm.ptx import guarded as rules
+from tensorwasm.ptx import templates
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
 from tensorwasm.ptx.model import Function, Guard, Instruction, Int, Label, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.symbols import split_call
@@ -29,7 +30,7 @@ def read_function(function: Function, kernel: KernelFacts) -> ReadFunction:
 def prologue(read: ReadFunction, kernel: KernelFacts, *, polled: bool) -> list[Statement]:
     """Return the prologue that a function has to have."""
     entry = read.function.entry
-    return rules.prologue(
+    return templates.prologue(
         read.registers,
         read.counts,
         entry=entry,
@@ -125,7 +126,7 @@ class _FunctionReader:
             self._kernel.watch.step()
             statement = body[at]
             if isinstance(statement, Label) and statement.name.startswith(rules.RESERVED):
-                if statement.name != rules.again_label(len(made.payments)):
+                if statement.name != templates.again_label(len(made.payments)):
                     break
                 made.labels[statement.name] = len(made.body)
                 made.body.append(statement)
@@ -175,7 +176,7 @@ class _FunctionReader:
 
     def _presence(self, at: int) -> int:
         """Take the check that the whole warp is there; return how many statements it is."""
-        wanted = rules.presence()
+        wanted = templates.presence()
         if self._body[at : at + len(wanted)] != wanted:
             return 0
         self.made.traps = True
@@ -199,15 +200,15 @@ class _FunctionReader:
         amount, number, here = first.operands[-1], len(made.backs), len(made.body)
         if not isinstance(amount, Int) or not 0 <= amount.value <= rules.FUEL:
             made.refuse("a charge", first)
-        if body[at : at + 4] == rules.charge(amount.value, number):
+        if body[at : at + 4] == templates.charge(amount.value, number):
             made.charges[here] = made.charges.get(here, 0) + amount.value
-            made.backs.append(rules.back_label(number))
+            made.backs.append(templates.back_label(number))
             return 4
         taken, poll = (*body[at + 2 : at + 4], first, first)[:2]
         if isinstance(taken, Instruction) and isinstance(poll, Instruction) and taken.operands:
             branch = Instruction("bra", (), taken.operands[:1], poll.guard, first.position)
             target = branch.operands[0]
-            if isinstance(target, Name) and body[at : at + 4] == rules.charged_branch(branch, amount.value, number):
+            if isinstance(target, Name) and body[at : at + 4] == templates.charged_branch(branch, amount.value, number):
                 self._require_own(target.name, branch)
                 made.charges[here] = amount.value
                 made.body.append(branch)
@@ -225,14 +226,14 @@ class _FunctionReader:
         number, here = len(made.payments), len(made.body)
         match first.operands, body[at + 2 : at + 3]:
             case (_, Name() as left, Int(most)), [Instruction(operands=(_, _, Int(amount)))]:
-                wanted = rules.pay_turns(counter, left, most, amount)
+                wanted = templates.pay_turns(counter, left, most, amount)
                 if body[at : at + len(wanted)] == wanted and is_program_register(left):
                     whole = (most + 1) * amount
                     if not (amount > 0 and most > 0 and whole <= rules.FUEL):
                         made.refuse("more turns of a loop than the fuel is for", first)
                     made.trusted.add(here)
                     made.body.append(first)
-                    made.payments[rules.again_label(number)] = Payment(here, counter.name, amount, whole)
+                    made.payments[templates.again_label(number)] = Payment(here, counter.name, amount, whole)
                     return len(wanted)
         return made.refuse("how turns of a loop are paid for", first)
 
@@ -249,14 +250,14 @@ class _FunctionReader:
             target, label = branch.operands[0], again.operands[0]
             if isinstance(target, Name) and isinstance(label, Name) and label.name in made.payments:
                 loop, number = int(label.name.removeprefix(rules.AGAIN)), len(made.backs)
-                wanted = rules.counted_branch(branch, counter, loop, number)
+                wanted = templates.counted_branch(branch, counter, loop, number)
                 if body[at : at + len(wanted)] == wanted:
                     self._require_own(target.name, inner)
                     here = len(made.body)
                     made.trusted.update((here, here + 1))
                     made.counted[here] = counter.name
                     made.charges[here + 1] = rules.FUEL
-                    made.backs.append(rules.back_label(number))
+                    made.backs.append(templates.back_label(number))
                     made.body.append(Instruction("bra", (), (target,), Guard(counter), inner.position))
                     made.body.append(again)
                     return len(wanted)
@@ -277,7 +278,7 @@ class _FunctionReader:
         if not (isinstance(first, Instruction) and first.opcode == "vote" and len(first.operands) == 3):
             return 0
         predicate = first.operands[1]
-        if not isinstance(predicate, Name) or body[at : at + 2] != rules.agreement(predicate):
+        if not isinstance(predicate, Name) or body[at : at + 2] != templates.agreement(predicate):
             return 0
         if not is_program_register(predicate):
             made.refuse("a register of the guard", first)
@@ -293,7 +294,7 @@ class _FunctionReader:
         first = body[at]
         if not (isinstance(first, Variable) and first.name.startswith(rules.PASSED)):
             return 0
-        passing = rules.hand_over(first.name, self._kernel.arrays)
+        passing = templates.hand_over(first.name, self._kernel.arrays)
         end = at + len(passing)
         call = body[end] if end < len(body) else first
         if body[at:end] != passing or first.name in made.params or not isinstance(call, Instruction):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx import guarded as rules
+from tensorwasm.ptx import templates
 from tensorwasm.ptx.guarded import Arrays
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Variable
@@ -129,7 +130,7 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     _check_work(read, kernel)
     _check_convergence(read, kernel)
     clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
-    if body[read.end :] != rules.epilogue(read.backs, stops=polled or clears, traps=read.traps):
+    if body[read.end :] != templates.epilogue(read.backs, stops=polled or clears, traps=read.traps):
         read.refuse("the end is not that of a guarded function", function)
     kernel.costs[function.name] = work
     kernel.functions[function.name] = function
