@@ -47,6 +47,7 @@ class FakeDriver:
         managed: live managed memory by address: its size, and real memory of this process.
         reserved: live reserved ranges by address, likewise.
         mapped: bytes mapped in them by address.
+        shows: the pieces of memory that are mapped, likewise.
         users: kinds of locations that may access a mapping, by address.
         registered: live host registrations by address.
         handles: live streams, events, modules, pools, graphs, pieces of memory and green contexts.
@@ -93,6 +94,7 @@ class FakeDriver:
         self.managed: dict[int, tuple[int, mmap.mmap]] = {}
         self.reserved: dict[int, tuple[int, mmap.mmap]] = {}
         self.mapped: dict[int, int] = {}
+        self.shows: dict[int, Handle] = {}
         self.users: dict[int, set[str]] = {}
         self.registered: dict[int, int] = {}
         self.handles: set[Handle] = set()
@@ -130,7 +132,7 @@ class FakeDriver:
     def reset(self) -> None:
         """What another library's device reset does: the context and all in it are gone; its handle stays."""
         self.primary.alive = False
-        for books in (self.memory, self.pool_of, self.managed, self.mapped, self.reserved, self.registered):
+        for books in (self.memory, self.pool_of, self.managed, self.mapped, self.shows, self.reserved, self.registered):
             books.clear()
         self.handles.clear()
 

@@ -20,15 +20,19 @@ GRANULARITY = 2 << 20
 DIRT = 0xAA
 
 
+NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux
+
+
 def host_block(size: int) -> tuple[int, mmap.mmap]:
-    """Return real memory of this process, dirty, and where it is."""
-    block = mmap.mmap(-1, size + GRANULARITY)
+    """Return real memory of this process, and where it is."""
+    block = mmap.mmap(-1, size + GRANULARITY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(block))
     return -(-start // GRANULARITY) * GRANULARITY, block
 
 
 def used(fake) -> int:
-    return sum(map(len, fake.memory.values())) + sum(size for size, _ in fake.managed.values())
+    located = sum(handle.size for handle in fake.handles if handle.entry == "DEVICE")
+    return sum(map(len, fake.memory.values())) + sum(size for size, _ in fake.managed.values()) + located
 
 
 @entry_point("cuMemGetInfo")
@@ -155,12 +159,13 @@ def mem_address_free(fake, address, size):
 
 @entry_point("cuMemCreate")
 def mem_create(fake, size, prop, flags):
-    if not prop.location.type.startswith("CU_MEM_LOCATION_TYPE_HOST"):
+    place = prop.location.type.removeprefix("CU_MEM_LOCATION_TYPE_")
+    if size % GRANULARITY or place not in {"DEVICE", "HOST", "HOST_NUMA"}:
         return (NOT_SUPPORTED,)
-    if size > fake.host_bytes:
+    if size > (fake.capacity - used(fake) - fake.kept if place == "DEVICE" else fake.host_bytes):
         return (OUT_OF_MEMORY,)
     memory = fake.make("memory")
-    memory.size = size
+    memory.size, memory.entry = size, place
     return SUCCESS, memory
 
 
@@ -171,28 +176,48 @@ def mem_release(fake, handle):
 
 @entry_point("cuMemMap")
 def mem_map(fake, address, size, offset, handle, flags):
-    assert (offset, flags, handle.size) == (0, 0, size)
-    if address in fake.mapped:
+    assert (offset, flags) == (0, 0)
+    assert handle in fake.handles
+    inside = any(start <= address and address + size <= start + room for start, (room, _) in fake.reserved.items())
+    if handle.size != size or not inside or address in fake.mapped:
         return (INVALID_VALUE,)
     fake.mapped[address] = size
+    fake.shows[address] = handle
     return (SUCCESS,)
+
+
+def run(fake, address: int, size: int) -> list[int]:
+    """Return where the mappings begin that fill a range; none if they do not fill it."""
+    found, end = [], address + size
+    while address < end:
+        if address not in fake.mapped:
+            return []
+        found.append(address)
+        address += fake.mapped[address]
+    return found if address == end else []
 
 
 @entry_point("cuMemSetAccess")
 def mem_set_access(fake, address, size, users, count):
     assert len(users) == count
-    assert fake.mapped[address] == size
-    fake.users[address] = {user.location.type.removeprefix("CU_MEM_LOCATION_TYPE_") for user in users}
-    ctypes.memset(address, DIRT, size)
+    starts = run(fake, address, size)
+    assert starts, "a range that is not filled by mappings"
+    kinds = {user.location.type.removeprefix("CU_MEM_LOCATION_TYPE_") for user in users}
+    for start in starts:
+        fake.users[start] = kinds
+        if fake.shows[start].entry != "DEVICE" and kinds > {"DEVICE"}:
+            ctypes.memset(start, DIRT, fake.mapped[start])
     return (SUCCESS,)
 
 
 @entry_point("cuMemUnmap")
 def mem_unmap(fake, address, size):
-    if fake.mapped.get(address) != size:
+    starts = run(fake, address, size)
+    if not starts:
         return (INVALID_VALUE,)
-    del fake.mapped[address]
-    fake.users.pop(address, None)
+    for start in starts:
+        del fake.mapped[start], fake.shows[start]
+        fake.users.pop(start, None)
     return (SUCCESS,)
 
 
@@ -216,7 +241,13 @@ def mem_host_get_device_pointer(fake, address, flags):
 
 @entry_point("cuMemsetD8Async")
 def memset_bytes_async(fake, address, value, size, stream):
-    return fake.give(stream, lambda: store(fake, address, bytes([value]) * size))
+    def fill() -> None:
+        if on_host(fake, address):
+            ctypes.memset(address, value, size)
+        else:
+            store(fake, address, bytes([value]) * size)
+
+    return fake.give(stream, fill)
 
 
 @entry_point("cuMemcpyHtoDAsync")

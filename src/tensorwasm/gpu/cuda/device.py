@@ -26,6 +26,7 @@ from tensorwasm.gpu.cuda.driver.contexts import Context, bound
 from tensorwasm.gpu.cuda.handles import CudaStream, LiveHandles, LiveRanges
 from tensorwasm.gpu.cuda.memory.pools import CudaPools, DeviceAllocator, MemoryTraits
 from tensorwasm.gpu.cuda.memory.unified import CudaUnified
+from tensorwasm.gpu.cuda.memory.windows import CudaWindows
 from tensorwasm.gpu.cuda.modules import CudaModule, LaunchLimits, PtxCompiler
 from tensorwasm.gpu.cuda.native import CudaNative
 from tensorwasm.gpu.cuda.streams.events_graphs import CudaEvents, CudaGraphs
@@ -44,8 +45,8 @@ _CLOSE_LIMIT_S: Final = 1.0
 class CudaDevice:
     """An NVIDIA GPU, or a share of one. Made by `tensorwasm.gpu.cuda.opening.open_cuda`.
 
-    Every method of the device and of its facets raises `InvalidHandle` for a stream, module, event, graph, pool or
-    address that is not live on it, `InvalidPointer` for a range that is not inside one live allocation, `DeviceLost`
+    Every method of the device and of its facets raises `InvalidHandle` for a stream, module, event, graph, pool, window
+    or address that is not live on it, `InvalidPointer` for a range that is not inside one live allocation, `DeviceLost`
     once this process has lost the GPU, and `DeviceUnavailable` when it is closed. A stream that records takes launches
     and copies alone, and is refused with `LaunchRefused` elsewhere. Where work is waited for, a kernel's fault is
     raised as `KernelFault`, and the device is lost.
@@ -56,6 +57,7 @@ class CudaDevice:
         graphs: sequences that are recorded once and replayed.
         pools: device memory under a cap.
         unified: memory under one address for host and device.
+        windows: windows of addresses without an unmapped page.
         native: the device for compiled code.
     """
 
@@ -82,6 +84,7 @@ class CudaDevice:
         self.graphs = CudaGraphs(self._core)
         self.pools = CudaPools(self._core, traits, self._allocator, info.memory_bytes)
         self.unified = CudaUnified(self._core, traits, self._allocator)
+        self.windows = CudaWindows(self._core, traits, self._allocator, self.unified)
         self.native = CudaNative(self._core, limits)
 
     def statistics(self) -> DeviceStatistics:
@@ -314,6 +317,7 @@ class CudaDevice:
             return False
         self._release_each(live.registrations, lambda start, _: core.release("cuMemHostUnregister", start))
         self._release_each(live.managed, lambda start, _: core.release("cuMemFree", start))
+        self._release_each(live.windows, self.windows.release)
         self._release_each(live.mapped, lambda start, size: core.release("cuMemUnmap", start, size))
         self._release_each(live.reserved, lambda start, size: core.release("cuMemAddressFree", start, size))
         self._release_each(live.pooled, self.pools.release)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tensorwasm.errors import InvalidHandle, InvalidPointer
 from tensorwasm.gpu.cuda.dues import Dues
 from tensorwasm.gpu.cuda.modules import CudaModule
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, WINDOW_BYTES, WindowParts
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import Deadline
 
@@ -97,6 +98,38 @@ class CudaPool:
 
     handle: Any
     addresses: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class CudaWindow:
+    """A window; what is in it changes with the lock held.
+
+    Attributes:
+        address: the first byte behind the slack.
+        reserved, reserved_bytes: the range that the window and its slack lie in.
+        chunk_bytes: of the scratch chunk.
+        handles: the driver's scratch memory: the chunk, and a granule for pieces that are no whole chunk, since the
+            driver maps no part of a handle.
+        mapped: size and handle of each mapping, by address.
+        parts: what is mapped in place of aliases; the backing is the driver's handle.
+        damaged: whether there may be a hole.
+    """
+
+    address: int
+    reserved: int
+    reserved_bytes: int
+    chunk_bytes: int
+    size_bytes: int = WINDOW_BYTES
+    handles: list[Any] = field(default_factory=list)
+    mapped: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    parts: WindowParts = field(default_factory=WindowParts)
+    damaged: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.chunk_bytes + GRANULE_BYTES + self.parts.total_bytes
 
 
 class LiveHandles(set[_Item]):
@@ -206,6 +239,7 @@ class LiveResources:
         reserved: ranges in which memory may be mapped.
         mapped: memory that is mapped in them.
         registrations: host memory that kernels reach.
+        in_windows: memory that is mapped in windows, apart from their scratch memory.
         launches: kernels and graphs that the driver has taken.
         release_failures: releases that the driver has refused.
         counting: held while one of the two changes.
@@ -214,11 +248,13 @@ class LiveResources:
     def __init__(self) -> None:
         self.allocations, self.pooled, self.registrations = LiveRanges(), LiveRanges(), LiveRanges()
         self.managed, self.reserved, self.mapped = LiveRanges(), LiveRanges(), LiveRanges()
+        self.in_windows = LiveRanges()
         self.modules = LiveHandles[CudaModule]("the module is not loaded on this device")
         self.streams = LiveHandles[CudaStream]("the stream is not open on this device")
         self.events = LiveHandles[CudaEvent]("the event is not open on this device")
         self.graphs = LiveHandles[CudaGraph]("the graph is not open on this device")
         self.pools = LiveHandles[CudaPool]("the pool is not open on this device")
+        self.windows = LiveHandles[CudaWindow]("the window is not open on this device")
         self.launches = self.release_failures = 0
         self.counting = threading.Lock()
 
@@ -228,19 +264,20 @@ class LiveResources:
         Raises:
             InvalidPointer: it does not.
         """
-        memory = (self.allocations, self.pooled, self.managed, self.mapped)
+        memory = (self.allocations, self.pooled, self.managed, self.mapped, self.in_windows)
         if not any(ranges.holds(address, size_bytes) for ranges in memory):
             raise InvalidPointer(f"{size_bytes} bytes at {address:#x} are not inside one live allocation")
 
     def empty(self) -> bool:
         """Return whether nothing is live."""
-        handles = (self.modules, self.streams, self.events, self.graphs, self.pools)
+        handles = (self.modules, self.streams, self.events, self.graphs, self.pools, self.windows)
         memory = (self.allocations, self.pooled, self.managed, self.reserved, self.mapped, self.registrations)
         return not (any(handles) or any(memory))
 
     def statistics(self) -> DeviceStatistics:
         """Return the totals."""
         own, pooled, registered = (each.totals() for each in (self.allocations, self.pooled, self.registrations))
+        windows = list(self.windows)
         return DeviceStatistics(
             allocations=own[0] + pooled[0],
             allocated_bytes=own[1] + pooled[1],
@@ -253,5 +290,7 @@ class LiveResources:
             graphs=len(self.graphs),
             pools=len(self.pools),
             unified_bytes=self.managed.totals()[1] + self.mapped.totals()[1],
+            windows=len(windows),
+            window_bytes=sum(window.memory_bytes for window in windows),
             release_failures=self.release_failures,
         )

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tensorwasm.gpu.device.protocols import Events, Graphs, LoadedModule, Native, Pools, Stream, UnifiedMemory
+from tensorwasm.gpu.device.protocols import (
+    AddressWindows,
+    Events,
+    Graphs,
+    LoadedModule,
+    Native,
+    Pools,
+    Stream,
+    UnifiedMemory,
+)
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 if TYPE_CHECKING:
@@ -57,6 +66,7 @@ class DeviceStatistics:
         registrations: of host memory.
         launches: since the device was opened, replays counting one, those by compiled code not at all.
         unified_bytes: managed memory and memory mapped into reserved ranges.
+        window_bytes: scratch memory of address windows and what is mapped in them.
         release_failures: releases that failed; each was logged.
     """
 
@@ -71,6 +81,8 @@ class DeviceStatistics:
     graphs: int = 0
     pools: int = 0
     unified_bytes: int = 0
+    windows: int = 0
+    window_bytes: int = 0
     release_failures: int = 0
 
 
@@ -99,6 +111,10 @@ class Device(Protocol):
     @property
     def unified(self) -> UnifiedMemory:
         """Memory under one address for host and device."""
+
+    @property
+    def windows(self) -> AddressWindows:
+        """Windows of addresses without an unmapped page."""
 
     @property
     def native(self) -> Native:

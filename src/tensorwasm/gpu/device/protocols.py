@@ -198,6 +198,95 @@ class UnifiedMemory(Protocol):
         """Release a range. Nothing may be mapped in it."""
 
 
+class AddressWindow(Protocol):
+    """A window of device addresses. Opaque apart from where it is; lives until `AddressWindows.close_window`."""
+
+    @property
+    def address(self) -> int:
+        """The first byte, a multiple of 4 GiB."""
+
+    @property
+    def size_bytes(self) -> int:
+        """4 GiB."""
+
+
+class AddressWindows(Protocol):
+    """Windows of addresses in which every access of a kernel finds memory, and never memory of another window.
+
+    A window is 4 GiB with 64 MiB of slack before and behind, no page of which is unmapped: memory of its own where some
+    was mapped, everywhere else aliases of scratch memory that no other window has. Which aliases show the same bytes is
+    the device's choice. A launch names a window or a part of it by a `Region` of host memory.
+
+    While `map_device`, `map_host`, `unmap` and `close_window` run, and once they have raised `InternalError`, nothing
+    that can reach the window may be in flight: pages are missing meanwhile, and an access to one ends the context.
+
+    Each method but `open_window` raises `InvalidHandle` for a window that is not open here, and `InternalError` if the
+    driver did not put back what an earlier failure had removed: such a window has a hole, and may only be closed.
+
+    Source: CUDA Driver API, "Virtual Memory Management".
+    """
+
+    @property
+    def available(self) -> bool:
+        """Whether the device has windows, with memory of the device and of the host."""
+
+    def open_window(self, scratch_bytes: int) -> AddressWindow:
+        """Return a window that is nothing but aliases of zeroed scratch memory.
+
+        Args:
+            scratch_bytes: of the scratch chunk, rounded to a power of two from 2 MiB to 64 MiB; larger ones take
+                fewer mappings. A device may take more.
+
+        Raises:
+            QuotaExceeded: there is no memory for it.
+            LaunchRefused: the device has no windows, or no addresses left.
+        """
+
+    def close_window(self, window: AddressWindow) -> None:
+        """Release a window with all that is mapped in it and its views. Ranges that callers reserved stay reserved."""
+
+    def map_device(self, window: AddressWindow, offset: int, size_bytes: int) -> None:
+        """Put zeroed device memory in place of aliases. Offset and size are multiples of 2 MiB.
+
+        Raises:
+            QuotaExceeded: there is no memory for it.
+            InvalidPointer: not whole granules of the window, or some of them are mapped already.
+        """
+
+    def map_host(self, window: AddressWindow, offset: int, size_bytes: int, view: int | None = None) -> int:
+        """Put zeroed host memory in place of aliases, and return the address at which the host reaches it.
+
+        Args:
+            window: where kernels reach it.
+            offset: in the window, a multiple of 2 MiB.
+            size_bytes: a multiple of 2 MiB.
+            view: that address, in a range of `UnifiedMemory.reserve` in which nothing is mapped there; the memory is
+                mapped there until `unmap` as by `UnifiedMemory.map`. None takes addresses of its own.
+
+        Raises:
+            QuotaExceeded: there is no memory for it.
+            InvalidPointer: as `map_device`; or, as from `UnifiedMemory.map`, the view is not where it may be.
+        """
+
+    def unmap(self, window: AddressWindow, offset: int) -> None:
+        """Undo the `map_device` or `map_host` of that offset: aliases return, and the memory is freed.
+
+        Raises:
+            InvalidPointer: none has that offset.
+            CapacityExhausted: the driver did not come to the clearing of new memory in time; nothing has changed.
+        """
+
+    def clear_scratch(self, window: AddressWindow, stream: Stream) -> None:
+        """Start filling all scratch memory of a window with zeros, behind the work already in the stream."""
+
+    def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
+        """Start filling memory that was mapped by one call with zeros, behind the work already in the stream.
+
+        Raises:
+            InvalidPointer: the range does not lie in such memory.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class NativeTable:
     """Addresses of C functions with the signatures of the CUDA Driver API, for compiled code; 0 where there is none.

@@ -12,6 +12,7 @@ from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.kernels import LANES, KernelRunner
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable, EmulatedPools
 from tensorwasm.gpu.emulator.memory.unified import EmulatedMemory
+from tensorwasm.gpu.emulator.memory.windows import EmulatedWindows
 from tensorwasm.gpu.emulator.streams.copies import Copies, EmulatedEvents, EmulatedGraphs
 from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
@@ -31,7 +32,7 @@ class EmulatorDevice:
     module that is not open here, and `LaunchRefused` for a stream that is recording, unless the call can be recorded.
 
     Attributes:
-        events, graphs, pools, unified, native: the facets of the port.
+        events, graphs, pools, unified, windows, native: the facets of the port.
         allocate, free: methods of the `AllocationTable`.
         write, read, fill, copy_in, copy_out: methods of `Copies`.
         open_stream: returns a new stream.
@@ -79,6 +80,7 @@ class EmulatorDevice:
         self.graphs: Final = EmulatedGraphs(queues, allocations, self._handles)
         self.pools: Final = EmulatedPools(allocations)
         self.unified: Final = EmulatedMemory(allocations, queues.streams)
+        self.windows: Final = EmulatedWindows(allocations, self.unified, copies.fill, copies.start)
         self.native: Final = EmulatedNative(
             self.info, allocations, kernels, queues, copies, self.graphs, background, self._handles
         )
@@ -171,6 +173,8 @@ class EmulatorDevice:
                 graphs=len(self.graphs.open),
                 pools=len(self.pools.open),
                 unified_bytes=size_bytes["managed"] + size_bytes["mapped"],
+                windows=len(self.windows.open),
+                window_bytes=self.windows.total_bytes(),
                 release_failures=self.unified.release_failures,
             )
 
@@ -182,6 +186,7 @@ class EmulatorDevice:
         for opened in (self.events.open, self.pools.open, self._kernels.modules):
             opened.take_all()
         self._allocations.clear()
+        self.windows.release_all()
         self.unified.clear()
         with self._lock:
             self._launches = self.graphs.replays = 0

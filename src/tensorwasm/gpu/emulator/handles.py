@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
 from tensorwasm.errors import InvalidHandle
@@ -23,6 +23,10 @@ class OpenObjects(Generic[T]):
     def __len__(self) -> int:
         """Return how many are open."""
         return len(self._objects)
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the objects that are open now."""
+        return iter(list(self._objects))
 
     def __contains__(self, item: object) -> bool:
         """Return whether an object is of this kind and open."""

@@ -22,6 +22,7 @@ from tensorwasm.errors import CallerError, DeviceLost, DeviceUnavailable, LimitE
 from tensorwasm.gpu.cuda.driver.calls import Driver
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.cuda.streams import device_streams
+from tensorwasm.gpu.device.address_windows import WINDOW_BYTES
 from tensorwasm.gpu.device.protocols import Advice
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -144,6 +145,20 @@ def growth(device) -> None:
         device.unified.unreserve(start, 2 * GRANULARITY)
 
 
+def windows(device) -> None:
+    if not device.windows.available:
+        return
+    windows, stream = device.windows, device.open_stream()
+    window = windows.open_window(16 * MIB)
+    windows.map_device(window, 4 * MIB, 2 * MIB)
+    windows.map_host(window, 128 * MIB, 2 * MIB)
+    windows.clear(window, 128 * MIB, 2 * MIB, stream)
+    windows.unmap(window, 4 * MIB)
+    windows.unmap(window, 128 * MIB)
+    windows.close_window(window)
+    device.close_stream(stream)
+
+
 def native(device) -> None:
     stream, loaded = device.open_stream(), device.load(MODULE, NEVER)
     _ = device.native.table
@@ -154,7 +169,7 @@ def native(device) -> None:
         device.native.notify(stream, ctypes.cast(NOTHING, ctypes.c_void_p).value, 0)
 
 
-EPISODES = (memory, registration, launches, events, waiting, graphs, pools, managed, growth, native)
+EPISODES = (memory, registration, launches, events, waiting, graphs, pools, managed, growth, windows, native)
 LEFT_OVER = (memory, launches, events)
 """Episodes after which something is left for `close`, given that a share is closed with it."""
 
@@ -192,6 +207,10 @@ def hold_everything(device) -> None:
         device.pools.pool_allocate(device.pools.open_pool(MIB), 512)
     with suppress(TensorWasmError):
         device.unified.map(device.unified.reserve(GRANULARITY), GRANULARITY)
+    with suppress(TensorWasmError):
+        window = device.windows.open_window(16 * MIB)
+        device.windows.map_device(window, 0, 2 * MIB)
+        device.windows.map_host(window, 4 * MIB, 2 * MIB)
     for hold in (
         lambda: device.allocate(64),
         lambda: device.register(1 << 21, 4096),
@@ -215,11 +234,25 @@ def check_books(fake: FakeDriver, device) -> None:
     assert said.allocated_bytes == sum(map(len, fake.memory.values()))
     assert said.registrations == len(fake.registered)
     assert said.modules == kinds.count("module")
-    assert said.unified_bytes == sum(size for size, _ in fake.managed.values()) + sum(fake.mapped.values())
+    assert said.unified_bytes == sum(size for size, _ in fake.managed.values()) + sum(host_views(fake))
     assert said.graphs <= kinds.count("exec") + kinds.count("graph") <= said.graphs + unnamed + 1  # one in recording
     assert said.pools <= kinds.count("pool") <= said.pools + unnamed + 1  # the device's own
     assert said.streams <= kinds.count("stream") <= said.streams + unnamed + 3  # the device's own
-    assert kinds.count("memory") <= unnamed
+    held_bytes = sum(handle.size for handle in fake.handles if handle.kind == "memory")
+    assert said.window_bytes == held_bytes or (unnamed and said.window_bytes < held_bytes)
+    assert said.windows <= len(window_ranges(fake)) <= said.windows + unnamed
+
+
+def window_ranges(fake: FakeDriver) -> list[range]:
+    """Return the ranges that are reserved for windows."""
+    return [range(start, start + size) for start, (size, _) in fake.reserved.items() if size > WINDOW_BYTES]
+
+
+def host_views(fake: FakeDriver) -> Iterator[int]:
+    """Yield the bytes of each mapping that is in no window."""
+    for start, size in fake.mapped.items():
+        if not any(start in found for found in window_ranges(fake)):
+            yield size
 
 
 def names_in_source() -> set[str]:

@@ -19,6 +19,7 @@ from tensorwasm.errors import InvalidHandle, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.driver.calls import OUT_OF_MEMORY, SUCCESS, Driver, DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaPool, CudaStream
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
 from tensorwasm.gpu.device.protocols import Pool
 from tensorwasm.gpu.memory import pages
 from tensorwasm.values import MIB, Deadline
@@ -65,6 +66,7 @@ class MemoryTraits:
         hints: how advice and prefetches name a location; None where they have no effect.
         host: where memory behind reserved ranges lies; None where host and device cannot share it.
         granularity_bytes: what is mapped there at a time; 0 without `host`.
+        windows: whether device memory and such host memory can be mapped side by side, in granules of a window.
     """
 
     device: MemoryLocation
@@ -74,17 +76,16 @@ class MemoryTraits:
     hints: Literal["ordinal", "location"] | None
     host: MemoryLocation | None
     granularity_bytes: int
+    windows: bool
 
 
 def describe_memory(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, int]) -> MemoryTraits:
     """Return what a device can do with memory. Its context must be bound."""
     located = cuda >= _LOCATIONS_CUDA
+    own = MemoryLocation("DEVICE", ordinal)
     host = _host_location(driver, device) if located else None
-    granularity_bytes = 0
-    if host is not None:
-        option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        code, size_bytes = driver.attempt("cuMemGetAllocationGranularity", host_property(driver, host), option)
-        granularity_bytes = int(size_bytes) if code == SUCCESS else 0  # else there is no such memory after all
+    granularity_bytes = 0 if host is None else _granularity(driver, host)  # 0: there is no such memory after all
+    own_granularity_bytes = _granularity(driver, own) if granularity_bytes else 0
     hints: Literal["ordinal", "location"] | None = None
     if driver.supports(device, "CONCURRENT_MANAGED_ACCESS"):
         if located:
@@ -93,22 +94,38 @@ def describe_memory(driver: Driver, device: Any, ordinal: int, cuda: tuple[int, 
             hints = "ordinal"
     pools = driver.supports(device, "MEMORY_POOLS_SUPPORTED")
     return MemoryTraits(
-        device=MemoryLocation("DEVICE", ordinal),
+        device=own,
         pools=pools,
         capped=pools and located,
         managed=driver.supports(device, "MANAGED_MEMORY"),
         hints=hints,
         host=host if granularity_bytes else None,
         granularity_bytes=granularity_bytes,
+        windows=own_granularity_bytes > 0 and GRANULE_BYTES % max(granularity_bytes, own_granularity_bytes) == 0,
     )
 
 
-def host_property(driver: Driver, host: MemoryLocation) -> Any:
-    """Return the driver's description of host memory that can be mapped."""
+def mappable(driver: Driver, location: MemoryLocation) -> Any:
+    """Return the driver's description of memory that can be mapped."""
     wanted = driver.api.CUmemAllocationProp()
     wanted.type = driver.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location = host.spell(driver.api)
+    wanted.location = location.spell(driver.api)
     return wanted
+
+
+def access_from(driver: Driver, location: MemoryLocation) -> Any:
+    """Return the driver's description of a location's right to read and write what is mapped."""
+    access = driver.api.CUmemAccessDesc()
+    access.location = location.spell(driver.api)
+    access.flags = driver.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+def _granularity(driver: Driver, location: MemoryLocation) -> int:
+    """Return what is mapped at a time of memory there, 0 if the driver has no such memory."""
+    option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    code, size_bytes = driver.attempt("cuMemGetAllocationGranularity", mappable(driver, location), option)
+    return int(size_bytes) if code == SUCCESS else 0
 
 
 def _host_location(driver: Driver, device: Any) -> MemoryLocation | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.cuda.core import Core
-from tensorwasm.gpu.cuda.memory.pools import DeviceAllocator, MemoryLocation, MemoryTraits, host_property
+from tensorwasm.gpu.cuda.memory.pools import DeviceAllocator, MemoryLocation, MemoryTraits, access_from, mappable
 from tensorwasm.gpu.device.protocols import Advice, Stream
 from tensorwasm.gpu.memory import pages
 
@@ -164,19 +164,24 @@ class CudaUnified:
             LaunchRefused: the driver refuses; nothing is mapped.
         """
         core, host = self._core, self._require_host()
-        aligned = size_bytes > 0 and address % self.granularity_bytes == 0 and size_bytes % self.granularity_bytes == 0
-        if not (aligned and core.live.reserved.holds(address, size_bytes)):
-            raise InvalidPointer(f"{size_bytes} bytes at {address:#x} are not whole granules of a reserved range")
+        self._require_reserved(address, size_bytes)
         with core.calling:
-            handle = core.driver.call("cuMemCreate", size_bytes, host_property(core.driver, host), 0)
+            handle = core.driver.call("cuMemCreate", size_bytes, mappable(core.driver, host), 0)
             try:
-                core.driver.call("cuMemMap", address, size_bytes, 0, handle, 0)
-                with core.undoing("cuMemUnmap", address, size_bytes):
-                    users = [self._access(self._traits.device), self._access(host)]
-                    core.driver.call("cuMemSetAccess", address, size_bytes, users, len(users))
-                pages.clear(address, size_bytes)
+                self.map_handle(address, size_bytes, handle)
             finally:
                 core.undo("cuMemRelease", handle)  # a mapping keeps the memory by itself
+
+    def map_handle(self, address: int, size_bytes: int, handle: Any) -> None:
+        """Map host memory of the driver, filled with zeros, as `map` does."""
+        core, host = self._core, self._require_host()
+        self._require_reserved(address, size_bytes)
+        with core.calling:
+            core.driver.call("cuMemMap", address, size_bytes, 0, handle, 0)
+            with core.undoing("cuMemUnmap", address, size_bytes):
+                users = [access_from(core.driver, self._traits.device), access_from(core.driver, host)]
+                core.driver.call("cuMemSetAccess", address, size_bytes, users, len(users))
+            pages.clear(address, size_bytes)
             core.live.mapped.enter(address, size_bytes)
 
     def unmap(self, address: int, size_bytes: int) -> None:
@@ -186,12 +191,10 @@ class CudaUnified:
             raise InvalidPointer(f"no mapping of {size_bytes} bytes begins at {address:#x}")
         core.retire(mapped, address, lambda start, size: core.release("cuMemUnmap", start, size))
 
-    def _access(self, location: MemoryLocation) -> Any:
-        api = self._core.driver.api
-        access = api.CUmemAccessDesc()
-        access.location = location.spell(api)
-        access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
+    def _require_reserved(self, address: int, size_bytes: int) -> None:
+        aligned = size_bytes > 0 and address % self.granularity_bytes == 0 and size_bytes % self.granularity_bytes == 0
+        if not (aligned and self._core.live.reserved.holds(address, size_bytes)):
+            raise InvalidPointer(f"{size_bytes} bytes at {address:#x} are not whole granules of a reserved range")
 
     def _whole(self, size_bytes: int) -> int:
         return pages.rounded(size_bytes, self.granularity_bytes or 1)

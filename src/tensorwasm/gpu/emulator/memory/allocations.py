@@ -107,6 +107,12 @@ class AllocationTable:
             if len(self._freed) > _REMEMBERED_RELEASES:
                 self._freed.popitem(last=False)
 
+    def charge(self, size_bytes: int) -> None:
+        """Take from the budget; a negative number is given back."""
+        with self._changed:
+            self._check_budget(size_bytes)
+            self._used_bytes += size_bytes
+
     def free_bytes(self) -> int:
         """Return what is left of the budget."""
         with self._changed:

@@ -158,8 +158,8 @@ def _nearest(planes: Iterable[Plane], address: int) -> Plane | None:
 
 # ---------------------------------------------------------------------------------------------- what a launch may touch
 
-MemoryKind = Literal["device", "registered", "managed", "mapped"]
-"""Device memory, registered host pages, managed memory, and memory mapped into a reserved range."""
+MemoryKind = Literal["device", "registered", "managed", "mapped", "window"]
+"""Device memory, registered host pages, managed memory, memory mapped into a reserved range, windows of addresses."""
 
 
 @dataclass(slots=True, eq=False)

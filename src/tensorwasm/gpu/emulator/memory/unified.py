@@ -26,9 +26,10 @@ GRANULARITY_BYTES: Final = 64 << 10
 """What is mapped at a time: a page of WebAssembly, and a multiple of every system's pages."""
 AVAILABLE: Final = sys.platform != "win32"
 """Whether this system has the calls for pages."""
-_READ_WRITE: Final = 3  # PROT_READ | PROT_WRITE
-_NO_ACCESS: Final = 0
-_FIXED: Final = 0x10  # MAP_FIXED of Linux and macOS, which the mmap module does not name
+READ_WRITE: Final = 3  # PROT_READ | PROT_WRITE
+NO_ACCESS: Final = 0
+FIXED: Final = 0x10  # MAP_FIXED of Linux and macOS, which the mmap module does not name
+_REMOVE: Final = 9  # MADV_REMOVE of Linux
 _FAILED: Final = ctypes.c_void_p(-1).value
 _MAX_BYTES: Final = 1 << 46
 
@@ -43,6 +44,7 @@ def _libc() -> Any:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
 
@@ -51,15 +53,18 @@ def _raise_errno() -> NoReturn:
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def map_pages(size_bytes: int, access: int, address: int | None = None, flags: int = 0) -> int:
+def map_pages(
+    size_bytes: int, access: int, address: int | None = None, flags: int = 0, file: int | None = None, at: int = 0
+) -> int:
     """Return the address of zeroed pages; with ``MAP_FIXED`` they replace others at an address.
 
-    Raises `OSError` if there is no room or memory for them, `LaunchRefused` if this system has no such pages.
+    With a descriptor of a file, they are its pages from an offset on. Raises `OSError` if there is no room or memory
+    for them, `LaunchRefused` if this system has no such pages.
     """
-    flags |= mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    flags |= mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file is None else mmap.MAP_SHARED
     if not 0 < size_bytes <= _MAX_BYTES:
         raise OSError(f"{size_bytes} bytes cannot be mapped")
-    found: int | None = _libc().mmap(address, size_bytes, access, flags, -1, 0)
+    found: int | None = _libc().mmap(address, size_bytes, access, flags, -1 if file is None else file, at)
     if found is None or found == _FAILED:
         _raise_errno()
     return found
@@ -67,13 +72,19 @@ def map_pages(size_bytes: int, access: int, address: int | None = None, flags: i
 
 def open_pages(address: int, size_bytes: int) -> None:
     """Make reserved pages readable and writable. Raises `OSError` if there is no memory for them."""
-    if _libc().mprotect(address, size_bytes, _READ_WRITE):
+    if _libc().mprotect(address, size_bytes, READ_WRITE):
         _raise_errno()
 
 
 def close_pages(address: int, size_bytes: int) -> None:
     """Discard the content of pages and make them inaccessible, in one step. Raises `OSError` if the system refuses."""
-    map_pages(size_bytes, _NO_ACCESS, address, _FIXED)
+    map_pages(size_bytes, NO_ACCESS, address, FIXED)
+
+
+def discard_pages(address: int, size_bytes: int) -> None:
+    """Fill a file's pages with zeros, wherever they are mapped. Raises `OSError` if the system refuses."""
+    if _libc().madvise(address, size_bytes, _REMOVE):
+        _raise_errno()
 
 
 def release_pages(address: int, size_bytes: int) -> None:
@@ -120,7 +131,7 @@ class EmulatedMemory:
         if size_bytes < 1:
             raise LaunchRefused("managed memory has at least 1 byte")
         try:
-            address = map_pages(size_bytes, _READ_WRITE)
+            address = map_pages(size_bytes, READ_WRITE)
         except OSError as error:
             raise QuotaExceeded(f"{size_bytes} bytes of managed memory: {error}") from None
         try:
@@ -167,7 +178,7 @@ class EmulatedMemory:
     def reserve(self, size_bytes: int) -> int:
         """Return the address of inaccessible pages."""
         try:
-            address = map_pages(size_bytes, _NO_ACCESS)
+            address = map_pages(size_bytes, NO_ACCESS)
         except OSError as error:
             raise LaunchRefused(f"a range of {size_bytes} bytes: {error}") from None
         with self._lock:
@@ -177,12 +188,22 @@ class EmulatedMemory:
 
     def map(self, address: int, size_bytes: int) -> None:
         """Make a part of a reserved range accessible."""
+        self._map(address, size_bytes, None)
+
+    def show(self, address: int, size_bytes: int, file: int) -> None:
+        """Show the first pages of a file in a part of a reserved range, as if `map` had mapped them there."""
+        self._map(address, size_bytes, file)
+
+    def _map(self, address: int, size_bytes: int, file: int | None) -> None:
         with self._lock:
             found = self._range_of(address, size_bytes)
             if any(base < address + size_bytes and address < base + size for base, size in found.mapped.items()):
                 raise LaunchRefused(f"some of the {size_bytes} bytes are mapped already")
             try:
-                open_pages(address, size_bytes)
+                if file is None:
+                    open_pages(address, size_bytes)
+                else:
+                    map_pages(size_bytes, READ_WRITE, address, FIXED, file)
             except OSError as error:
                 raise QuotaExceeded(f"{size_bytes} bytes to be mapped: {error}") from None
             self._allocations.add_host(address, size_bytes, "mapped")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +83,11 @@ class Copies:
             self._run(host_bytes(host_address, size_bytes), source, stream)
         else:
             self._start(target, source, stream)
+
+    def start(self, action: Callable[[], None], stream: Stream) -> None:
+        """Start something that no other method does."""
+        own = self._queues.streams.require(stream)
+        self._queues.give(own, QueuedWork(lambda _ranges, _deadline: action()))
 
     def _start(self, target: CopyEnd, source: CopyEnd, stream: Stream) -> None:
         self._queues.give(self._queues.streams.require(stream), QueuedWork(partial(self._copy, target, source)))
