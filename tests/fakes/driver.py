@@ -48,6 +48,7 @@ class FakeDriver:
         reserved: live reserved ranges by address, likewise.
         mapped: bytes mapped in them by address.
         shows: the pieces of memory that are mapped, likewise.
+        cleared: address and size of what was cleared in mapped device memory.
         users: kinds of locations that may access a mapping, by address.
         registered: live host registrations by address.
         handles: live streams, events, modules, pools, graphs, pieces of memory and green contexts.
@@ -95,6 +96,7 @@ class FakeDriver:
         self.reserved: dict[int, tuple[int, mmap.mmap]] = {}
         self.mapped: dict[int, int] = {}
         self.shows: dict[int, Handle] = {}
+        self.cleared: list[tuple[int, int]] = []
         self.users: dict[int, set[str]] = {}
         self.registered: dict[int, int] = {}
         self.handles: set[Handle] = set()

@@ -242,7 +242,9 @@ def mem_host_get_device_pointer(fake, address, flags):
 @entry_point("cuMemsetD8Async")
 def memset_bytes_async(fake, address, value, size, stream):
     def fill() -> None:
-        if on_host(fake, address):
+        if address in fake.shows and fake.shows[address].entry == "DEVICE":
+            fake.cleared.append((address, size))  # what is in windows is not modelled
+        elif on_host(fake, address):
             ctypes.memset(address, value, size)
         else:
             store(fake, address, bytes([value]) * size)
