@@ -8,9 +8,6 @@ emulator; the victim's buffer is an ordinary allocation that no launch is given.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import random
 import struct
 import time
@@ -26,6 +23,7 @@ from fakes.emulation import Emulation
 from oracles.guarding import launch_block
 from strategies.hostile import OWN_BYTES, Hostile
 from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
 from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
@@ -42,11 +40,10 @@ DATA_AT = 0x3000_0000
 DATA_BYTES = 1 << 20
 VICTIM_BYTES = 1 << 16
 _MOST_BLOCKS = 16
-_FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE of Linux, the first missing in mmap
 
 
 class AddressWindow:
-    """The addresses of one window, mapped as the module's description says; Linux only.
+    """A window of the emulator with the memory that the module's description says.
 
     Attributes:
         start: the first address of the slack in front.
@@ -56,33 +53,20 @@ class AddressWindow:
         scratch: the bytes that all other pages show.
     """
 
-    def __init__(self, own_bytes: int = OWN_BYTES) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self._reserved_bytes = 2 * WINDOW_BYTES + 2 * SLACK_BYTES
-        self._reserved = self._map(None, self._reserved_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, access=0)
-        self.base = -(-(self._reserved + SLACK_BYTES) // WINDOW_BYTES) * WINDOW_BYTES
+    def __init__(self, emulation: Emulation, own_bytes: int = OWN_BYTES) -> None:
+        self._emulation = emulation
+        self._windows = emulation.device.windows
+        self._window = self._windows.open_window(CHUNK_BYTES)
+        self.base = self._window.address
         self.start = self.base - SLACK_BYTES
         self.region = Region(self.start, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
-        self._chunk = os.memfd_create("scratch")
-        os.ftruncate(self._chunk, CHUNK_BYTES)
-        for address in range(self.start, self.region.end, CHUNK_BYTES):
-            self._map(address, CHUNK_BYTES, mmap.MAP_SHARED | _FIXED, descriptor=self._chunk)
         self.scratch = host_bytes(self.start, CHUNK_BYTES)
         self.own = self._real(OWN_AT, own_bytes)
         self.data = self._real(DATA_AT, DATA_BYTES)
 
-    def _map(self, address: int | None, size_bytes: int, flags: int, access: int = 3, descriptor: int = -1) -> int:
-        found = self._libc.mmap(address, size_bytes, access, flags | _NO_RESERVE, descriptor, 0)
-        if found in {None, ctypes.c_void_p(-1).value}:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return found
-
     def _real(self, offset: int, size_bytes: int) -> Region:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
-        return Region(self._map(self.base + offset, size_bytes, flags), size_bytes, host=True)
+        self._windows.map_device(self._window, offset, GRANULE_BYTES)
+        return Region(self.base + offset, size_bytes, host=True)
 
     def bytes_of(self, region: Region) -> np.ndarray:
         """Return memory of the window, writable."""
@@ -90,14 +74,14 @@ class AddressWindow:
 
     def clear(self) -> None:
         """Fill the real memory and the scratch chunk with zeros."""
-        os.ftruncate(self._chunk, 0)
-        os.ftruncate(self._chunk, CHUNK_BYTES)
-        for region in (self.own, self.data):
-            self.bytes_of(region).fill(0)
+        stream = self._emulation.stream
+        self._windows.clear_scratch(self._window, stream)
+        for offset in (OWN_AT, DATA_AT):
+            self._windows.clear(self._window, offset, GRANULE_BYTES, stream)
+        self._emulation.device.synchronize(stream, NEVER)
 
     def close(self) -> None:
-        self._libc.munmap(self._reserved, self._reserved_bytes)
-        os.close(self._chunk)
+        self._windows.close_window(self._window)
 
 
 @contextmanager
@@ -132,17 +116,16 @@ class Exam:
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
-        self.emulation = Emulation(memory_bytes=1 << 24)
-        self.window = AddressWindow()
-        self.emulation.device.register(self.window.start, self.window.region.size_bytes)
+        self.emulation = Emulation(memory_bytes=1 << 27)
+        self.window = AddressWindow(self.emulation)
         self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
         self.victim = self.emulation.buffer(self.secret)
         self.flag = self.emulation.buffer([0])
         self.status = self.emulation.buffer([0])
 
     def close(self) -> None:
-        self.emulation.device.close()
         self.window.close()
+        self.emulation.device.close()
 
     def run(
         self,
