@@ -55,6 +55,7 @@ class FakeDriver:
         hints: advice and prefetches: what was asked, which, and of which location.
         jit_log: what the compiler writes when it refuses a module.
         kept: bytes that pools keep until they are trimmed.
+        unseen: streams in which memory was freed and which were not waited for since: pools still count it as used.
         host_bytes: host memory that there is.
         on_launch: called with the address of the arguments' pointers.
         on_block: called when a wait begins that only the end of the work ends.
@@ -106,6 +107,7 @@ class FakeDriver:
         self.attributes = dict(ATTRIBUTES)
         self.jit_log = b""
         self.kept = 0
+        self.unseen: set[Handle] = set()
         self.host_bytes = 1 << 40
         self.shift = 0
         self.on_launch: Callable[[int], object] = lambda params: None

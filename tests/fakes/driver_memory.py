@@ -73,7 +73,8 @@ def mem_pool_set_attribute(fake, pool, attribute, value):
 
 @entry_point("cuMemPoolTrimTo")
 def mem_pool_trim_to(fake, pool, keep):
-    fake.kept = 0
+    if not fake.unseen:
+        fake.kept = 0
     return (SUCCESS,)
 
 
@@ -102,6 +103,7 @@ def mem_free_async(fake, address, stream):
     if fake.pool_of.pop(address, None) is None:
         return (INVALID_VALUE,)
     del fake.memory[address]
+    fake.unseen.add(stream)
     return (SUCCESS,)
 
 

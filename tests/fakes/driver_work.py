@@ -204,8 +204,10 @@ def event_query(fake, event):
 @entry_point("cuEventSynchronize")
 def event_synchronize(fake, event):
     fake.on_block()
-    fake.wait()
+    if event.source is None or fake.busy(event.source):
+        fake.wait()
     fake.on_return()
+    fake.unseen.discard(event.source)
     assert event in fake.handles, "the driver does not survive an event that vanishes while a thread waits for it"
     return (SUCCESS,)
 

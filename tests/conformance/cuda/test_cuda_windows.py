@@ -19,24 +19,31 @@ def windows(gpu):
     return gpu.windows
 
 
-def test_device_memory_that_runs_out_leaves_the_window_as_it_was(gpu, windows, stream):
+@pytest.fixture
+def window(windows):
     window = windows.open_window(16 * MIB)
+    yield window
+    windows.close_window(window)
+
+
+def test_device_memory_that_runs_out_leaves_the_window_as_it_was(gpu, windows, window, stream):
     windows.map_device(window, GRANULE_BYTES, GRANULE_BYTES)
     gpu.write(window.address + GRANULE_BYTES, b"kept", stream)
     taken = gpu.allocate(gpu.unified.free_bytes() - 1024 * MIB)
-    before = gpu.statistics()
-    for offset, size in ((2 * GRANULE_BYTES, 2048 * MIB), (WINDOW_BYTES - 2048 * MIB, 2048 * MIB)):
-        with pytest.raises(QuotaExceeded):
-            windows.map_device(window, offset, size)
-    assert gpu.statistics() == before
-    into = bytearray(4)
-    gpu.read(window.address + GRANULE_BYTES, memoryview(into), stream)
-    assert into == b"kept"
-    gpu.free(taken)
-    windows.map_device(window, WINDOW_BYTES - 2048 * MIB, 2048 * MIB)  # of what the device's pool has kept
+    try:
+        before = gpu.statistics()
+        for offset in (2 * GRANULE_BYTES, WINDOW_BYTES - 2048 * MIB):
+            with pytest.raises(QuotaExceeded):
+                windows.map_device(window, offset, 2048 * MIB)
+        assert gpu.statistics() == before
+        into = bytearray(4)
+        gpu.read(window.address + GRANULE_BYTES, memoryview(into), stream)
+        assert into == b"kept"
+    finally:
+        gpu.free(taken)
+    windows.map_device(window, WINDOW_BYTES - 2048 * MIB, 2048 * MIB)  # the device's pool gives back what it has kept
     windows.clear_scratch(window, stream)
     gpu.synchronize(stream, NEVER)
-    windows.close_window(window)
 
 
 def test_a_hundred_windows_are_apart_and_give_all_of_their_memory_back(gpu, windows, stream):

@@ -272,7 +272,6 @@ def turns(count):
     return sorted({1, 2, count // 2, count} & set(range(1, count + 1)))
 
 
-@pytest.mark.hardware("H8")
 @pytest.mark.parametrize("code", [2, 801])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_that_fails_anywhere_changes_nothing_or_is_finished(change, code, caplog):

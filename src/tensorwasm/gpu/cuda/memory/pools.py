@@ -204,7 +204,8 @@ class DeviceAllocator:
     def trim(self) -> None:
         """Hand unused memory that the pool keeps back to the driver."""
         if self._pool is not None:
-            self._core.streams.wait_for_own(Deadline.after(_TRIM_LIMIT_S))
+            streams = self._core.streams
+            streams.finish(streams.own("clearing"), Deadline.after(_TRIM_LIMIT_S))
             self._core.driver.attempt("cuMemPoolTrimTo", self._pool, 0)
 
     def forget(self) -> None:

@@ -173,6 +173,16 @@ class DeviceStreams:
         stream.dues.end(mark)
         return True
 
+    def finish(self, stream: CudaStream, deadline: Deadline) -> bool:
+        """Return whether the stream's work ended before the deadline, and let the driver take notice of it.
+
+        A pool of the driver does not count what was freed in a stream as free while the stream was only asked.
+        """
+        if not self.wait(stream, deadline):
+            return False
+        self._driver.call("cuEventRecord", stream.event, stream.handle)
+        return self._wait_long(stream.event, deadline)
+
     def drained(self, stream: CudaStream) -> bool:
         """Return whether the stream has nothing to do now."""
         mark = stream.dues.mark()
