@@ -61,11 +61,13 @@ class AddressWindow:
         self.start = self.base - SLACK_BYTES
         self.region = Region(self.start, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
         self.scratch = host_bytes(self.start, CHUNK_BYTES)
+        self._real_bytes: dict[int, int] = {}
         self.own = self._real(OWN_AT, own_bytes)
         self.data = self._real(DATA_AT, DATA_BYTES)
 
     def _real(self, offset: int, size_bytes: int) -> Region:
-        self._windows.map_device(self._window, offset, GRANULE_BYTES)
+        whole_bytes = self._real_bytes[offset] = -(-size_bytes // GRANULE_BYTES) * GRANULE_BYTES
+        self._windows.map_device(self._window, offset, whole_bytes)
         return Region(self.base + offset, size_bytes, host=True)
 
     def bytes_of(self, region: Region) -> np.ndarray:
@@ -76,8 +78,8 @@ class AddressWindow:
         """Fill the real memory and the scratch chunk with zeros."""
         stream = self._emulation.stream
         self._windows.clear_scratch(self._window, stream)
-        for offset in (OWN_AT, DATA_AT):
-            self._windows.clear(self._window, offset, GRANULE_BYTES, stream)
+        for offset, size_bytes in self._real_bytes.items():
+            self._windows.clear(self._window, offset, size_bytes, stream)
         self._emulation.device.synchronize(stream, NEVER)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ Names that begin with `RESERVED` belong to the guard. Families of its registers,
 - ``%tw_l<n>`` 32 bits of any value.
 - ``%tw_a<n>`` an address in the window: ``mov.b64 %tw_a1, {%tw_l1, %tw_hi}``.
 - ``%tw_s<n>`` an offset in shared memory that is below a bound.
+- ``%tw_o<n>`` such an offset of a row of a matrix, with a 0 added that ptxas does not know.
 - ``%tw_m<n>``, ``%tw_c<n>`` an address in the array in local or constant memory.
 - ``%tw_i<n>`` an index below the length of a list of labels.
 - ``%tw_n<n>`` how many turns of a loop are paid for.
@@ -70,7 +71,9 @@ LAUNCH_SHARED: Final = 32
 LAUNCH_FRAME: Final = 36
 """u32: address of the kernel's array in local memory; only what a kernel passes to its functions has it."""
 LAUNCH_DYNAMIC: Final = 40
-"""u32: bytes of dynamic shared memory that the launch asked for; then 4 bytes that are not used."""
+"""u32: bytes of dynamic shared memory that the launch asked for."""
+LAUNCH_ZERO: Final = 44
+"""u32: 0, which ptxas does not know."""
 
 STOPPED: Final = 1
 TRAPPED: Final = 2
@@ -78,8 +81,8 @@ TRAPPED: Final = 2
 WHOLE_WARP: Final = (1 << 32) - 1
 """The mask of all threads of a warp."""
 
-OTHER_LANES: Final = frozenset({"shfl", "mma", "wmma", "ldmatrix", "stmatrix"})
-"""Opcodes that read registers of other threads of the warp, whether these are there or not."""
+WHOLE_WARP_ONLY: Final = frozenset({"mma", "wmma", "ldmatrix", "stmatrix"})
+"""Opcodes that do nothing if a thread of the warp is missing, and leave in registers what another kernel left there."""
 
 FUEL: Final = 1 << 16
 """Work between two polls, in the units of `tensorwasm.ptx.verifier.costs`."""
@@ -94,6 +97,7 @@ FRAME: Final = Name("%tw_frame")
 CONSTS: Final = Name("%tw_consts")
 SHARED_TOP: Final = Name("%tw_top")
 FUEL_USED: Final = Name("%tw_fuel")
+ZERO: Final = Name("%tw_zero")
 TEST: Final = Name("%tw_q")
 NOW: Final = Name("%tw_now")
 LIMIT: Final = Name("%tw_limit")
@@ -105,21 +109,22 @@ SIZE: Final = Name("%tw_size")
 
 REGISTERS: Final = (
     Variable("reg", "pred", TEST.name),
-    *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED)),
+    *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED, ZERO)),
     *(Variable("reg", "b32", each.name) for each in (SEEN, AT, STEP, WORD, SIZE)),
     *(Variable("reg", "b64", each.name) for each in (CONSTS, NOW, LIMIT)),
 )
 """Registers of each function that the templates below use."""
 
-ADDRESS, OFFSET, LOCAL_ADDRESS, CONST_ADDRESS, INDEX, COUNTER, ANY = (f"%tw_{letter}" for letter in "asmcinl")
+ADDRESS, OFFSET, ROW, LOCAL_ADDRESS, CONST_ADDRESS, INDEX, COUNTER, ANY = (f"%tw_{letter}" for letter in "asomcinl")
 FAMILIES: Final = {
     **dict.fromkeys((ADDRESS, CONST_ADDRESS), "b64"),
-    **dict.fromkeys((OFFSET, LOCAL_ADDRESS, INDEX, COUNTER, ANY), "b32"),
+    **dict.fromkeys((OFFSET, ROW, LOCAL_ADDRESS, INDEX, COUNTER, ANY), "b32"),
 }
 """Numbered registers of the guard, and their types."""
 FIRST_VALUES: Final[Mapping[str, Operand]] = {
     ADDRESS: Vector((FUEL_USED, HIGH)),
     OFFSET: Int(0),
+    ROW: Int(0),
     LOCAL_ADDRESS: FRAME,
     CONST_ADDRESS: CONSTS,
     INDEX: Int(0),

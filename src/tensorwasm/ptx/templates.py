@@ -30,6 +30,7 @@ from tensorwasm.ptx.guarded import (
     LAUNCH_HIGH,
     LAUNCH_SHARED,
     LAUNCH_STATUS,
+    LAUNCH_ZERO,
     LIMIT,
     LOCAL,
     NOW,
@@ -46,6 +47,7 @@ from tensorwasm.ptx.guarded import (
     TRAPPED,
     WHOLE_WARP,
     WORD,
+    ZERO,
     Arrays,
 )
 from tensorwasm.ptx.model import (
@@ -101,6 +103,7 @@ def prologue(
     made += [
         instruction("ld.param.u32", HIGH, launch_field(LAUNCH_HIGH)),
         instruction("ld.param.u32", DATA, launch_field(LAUNCH_DATA)),
+        instruction("ld.param.u32", ZERO, launch_field(LAUNCH_ZERO)),
         instruction("mov.u32", FUEL_USED, Int(0)),
     ]
     if arrays.const_bytes:
@@ -197,7 +200,7 @@ def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
 def hand_over(name: str, arrays: Arrays) -> list[Statement]:
     """Return what stands before a call: the launch parameter of this function becomes the argument ``name``."""
     made: list[Statement] = [Variable("param", "b8", name, align=8, shape=(LAUNCH_BYTES,))]
-    for at in (*range(0, LAUNCH_SHARED, 8), LAUNCH_DYNAMIC):
+    for at in (*range(0, LAUNCH_SHARED, 8), LAUNCH_DYNAMIC):  # the last with the field behind it
         made.append(instruction("ld.param.b64", NOW, launch_field(at)))
         made.append(instruction("st.param.b64", Address(Name(name), at), NOW))
     made.append(instruction("ld.param.b32", SEEN, launch_field(LAUNCH_SHARED)))
@@ -216,11 +219,7 @@ def agreement(predicate: Name) -> list[Statement]:
 
 
 def presence() -> list[Statement]:
-    """Return the check that no thread of the warp has exited; otherwise the launch ends.
-
-    It stands before instructions that read registers of other threads: those of a thread that has exited may hold what
-    another kernel has left there.
-    """
+    """Return the check that the whole warp is there; otherwise the launch ends. It stands before `WHOLE_WARP_ONLY`."""
     return [
         instruction("setp.eq.u32", TEST, Int(0), Int(0)),
         instruction("vote.sync.ballot.b32", SEEN, TEST, Int(WHOLE_WARP)),

@@ -58,11 +58,11 @@ def test_all_but_a_few_kernels_are_accepted():
 
 @pytest.fixture(scope="module")
 def memory():
-    emulation, window = Emulation(memory_bytes=1 << 24), AddressWindow(MEMORY_BYTES)
-    emulation.device.register(window.start, window.region.size_bytes)
+    emulation = Emulation(memory_bytes=1 << 28)
+    window = AddressWindow(emulation, MEMORY_BYTES)
     yield emulation, window
-    emulation.device.close()
     window.close()
+    emulation.device.close()
 
 
 def run(memory, case, text):

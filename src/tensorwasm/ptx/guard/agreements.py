@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import LAUNCH, OTHER_LANES
+from tensorwasm.ptx.guarded import LAUNCH, WHOLE_WARP_ONLY
 from tensorwasm.ptx.model import Function, Instruction, Label, Statement, TargetList
 from tensorwasm.ptx.templates import agreement, presence
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
@@ -18,17 +18,24 @@ _ROUNDS = 16
 
 
 def add_presence(body: list[Statement]) -> list[Statement]:
-    """Return a body that checks that the whole warp is there before instructions that read other threads' registers."""
+    """Return a body that checks that the whole warp is there before instructions for whole warps."""
     made: list[Statement] = []
     present = False
     for statement in body:
         if isinstance(statement, Label) or (isinstance(statement, Instruction) and statement.opcode in _LEAVES):
             present = False
-        elif isinstance(statement, Instruction) and statement.opcode in OTHER_LANES and not present:
+        elif isinstance(statement, Instruction) and statement.opcode in WHOLE_WARP_ONLY and not present:
             made += presence()
             present = True
         made.append(statement)
     return made
+
+
+def _is_conditional(statement: Statement) -> bool:
+    """Return whether an instruction for whole warps stands under a predicate."""
+    if not isinstance(statement, Instruction) or statement.guard is None:
+        return False
+    return statement.opcode in WHOLE_WARP_ONLY
 
 
 def add_agreements(
@@ -49,11 +56,14 @@ def add_agreements(
     lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
     params = {LAUNCH, *(each.name for each in function.params)} if function.entry else {LAUNCH}
     checked: set[int] = set()
+    partial = {at for at, each in enumerate(body) if _is_conditional(each)}
     for _ in range(_ROUNDS):
         try:
             found = hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True)
         except TooManyBlocks:
             raise UnsupportedPtx("too many branches between barriers", *function.position) from None
+        found = sorted({*found, *partial})
+        partial = set()
         if not found:
             return body
         made: list[Statement] = []

@@ -30,6 +30,7 @@ from tensorwasm.ptx.guarded import (
     SHARED,
     SHARED_TOP,
     WHOLE_WARP,
+    ZERO,
 )
 from tensorwasm.ptx.layout import ELEMENT_BYTES
 from tensorwasm.ptx.model import Address, Instruction, Int, Name, Operand, Statement, Vector
@@ -40,7 +41,7 @@ from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE
 from tensorwasm.watch import Watch
 
 _MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
-_FAMILIES: Final = {"global": "a", "shared": "s", "local": "m", "const": "c"}
+_FAMILIES: Final = {"global": "a", "shared": "s", "row": "o", "local": "m", "const": "c"}
 _MOST_SHARED_DISPLACEMENT: Final = 4096
 
 
@@ -96,7 +97,7 @@ class _Fences:
         self._lowered = lowered
         self._context = context
         self._aligned = aligned
-        self._made = Fenced(counts={**dict.fromkeys("asmc", 0), "l": 0, "i": lowered.indices})
+        self._made = Fenced(counts={**dict.fromkeys("asomc", 0), "l": 0, "i": lowered.indices})
         self._out = self._made.body
         self._twins: dict[_Fence, Name] = {}
         self._of: dict[str, list[_Fence]] = {}
@@ -198,7 +199,7 @@ class _Fences:
 
     def _twin(self, base: Name, space: str, align: int, added: int) -> Name:
         proved = added == 0 and self._aligned.get(base.name, 1) >= align
-        if proved and (space == "global" or (space == "shared" and not self._masks_shared())):
+        if proved and (space == "global" or (space in ("shared", "row") and not self._masks_shared())):
             align = 1
         wanted = _Fence(base, space, align, added)
         found = self._twins.get(wanted)
@@ -225,15 +226,15 @@ class _Fences:
     def shared(self, address: Address, access: MemoryAccess) -> Address:
         """Confine an address of shared memory to the kernel's array."""
         base, displacement, start = address.base, address.offset, self._context.shared_base
-        align = access.align
+        align, space = access.align, "row" if access.row else "shared"
         self._made.shared = True
         offset = self._offset(address, "shared")
         if offset is None and isinstance(base, Name):
             inside = displacement % align == 0 and 0 <= displacement <= _MOST_SHARED_DISPLACEMENT
             added = 0 if inside else displacement
             self._reserve(displacement - added + access.size_bytes)
-            return Address(self._twin(base, "shared", align, added), start + displacement - added)
-        return self._known(offset or 0, "shared", access)
+            return Address(self._twin(base, space, align, added), start + displacement - added)
+        return self._known(offset or 0, space, access)
 
     def _reserve(self, end: int) -> None:
         self._made.reserve_bytes = max(self._made.reserve_bytes, end)
@@ -257,6 +258,7 @@ class _Fences:
         places, arrays = self._context.places, self._context.arrays
         array, size = {
             "shared": (SHARED, places.shared_bytes),
+            "row": (SHARED, 0),
             "local": (LOCAL, arrays.local_bytes if self._flat.function.entry else 0),
             "const": (CONST, arrays.const_bytes),
         }[space]
@@ -265,9 +267,9 @@ class _Fences:
         low, made = self._new("l"), self._new(_FAMILIES[space])
         self._emit("mov.u32", low, Int(offset & 0xFFFFFFFF))
         self._fence(made, low, space, access.align)
-        if space == "shared":
+        if array == SHARED:
             self._reserve(access.size_bytes)
-        return Address(made, self._context.shared_base if space == "shared" else 0)
+        return Address(made, self._context.shared_base if array == SHARED else 0)
 
     # --------------------------------------------------------------------------------------------- fences
 
@@ -297,6 +299,10 @@ class _Fences:
                 return
             most = SHARED_TOP if arrays.dynamic else Int(-(-whole // MAX_ACCESS_BYTES) * MAX_ACCESS_BYTES)
             self._emit("min.u32", twin, self._cleared(low, align), most)
+        elif space == "row":
+            made = self._new("s")
+            self._fence(made, low, "shared", align)
+            self._emit("add.u32", twin, made, ZERO)
         else:
             size, start, one = arrays.local_bytes, FRAME, list[Operand]()
             if space == "const":

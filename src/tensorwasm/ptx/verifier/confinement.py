@@ -96,8 +96,7 @@ class _Confinement:
 
     def _fence(self, instruction: Instruction, target: Name) -> None:
         """Accept an instruction that writes a register of the guard, if its family is written so."""
-        family = target.name.rstrip("0123456789")
-        bound = None if instruction.guard is not None else self._fence_bound(family, instruction)
+        bound = None if instruction.guard is not None else self._fence_bound(_family(target.name), instruction)
         if bound is None:
             self._read.refuse("what writes a register of the guard is no fence", instruction)
         known = self._bounds.get(target.name, bound)
@@ -122,10 +121,14 @@ class _Confinement:
                 bound = value if 0 <= value < _MOST_BOUND else None
             case rules.OFFSET, "min.u32", (rules.SHARED_TOP,):
                 bound = _TOP if self._kernel.arrays.dynamic else None
-            case (rules.LOCAL_ADDRESS, "add.u32", (rules.FRAME,)) | (
-                rules.CONST_ADDRESS,
-                "mad.wide.u32",
-                (Int(1), rules.CONSTS),
+            case (
+                (rules.LOCAL_ADDRESS, "add.u32", (rules.FRAME,))
+                | (rules.ROW, "add.u32", (rules.ZERO,))
+                | (
+                    rules.CONST_ADDRESS,
+                    "mad.wide.u32",
+                    (Int(1), rules.CONSTS),
+                )
             ):
                 source = sources[0]
                 bound = self._bounds.get(source.name) if isinstance(source, Name) else None
@@ -136,16 +139,15 @@ class _Confinement:
         match family, source:
             case rules.ADDRESS, Vector((Name() as low, rules.HIGH)):
                 return self._is_value(low)
-            case ((rules.LOCAL_ADDRESS | rules.CONST_ADDRESS), Name(name)):
-                return name.startswith(rules.OFFSET) and name in self._read.reserved
+            case ((rules.LOCAL_ADDRESS | rules.CONST_ADDRESS | rules.ROW), Name(name)):
+                return _family(name) == rules.OFFSET
             case rules.ANY, Int() | rules.DATA:
                 return True
         return isinstance(source, Name) and self._is_value(source)
 
     def _is_value(self, register: Name) -> bool:
         """Return whether a register may hold anything: one of the program, or of the guard's for that."""
-        is_any = register.name.startswith(rules.ANY) and register.name in self._read.reserved
-        return is_any or is_program_register(register)
+        return _family(register.name) == rules.ANY or is_program_register(register)
 
     # -------------------------------------------------------------------------------------------- accesses
 
@@ -162,7 +164,7 @@ class _Confinement:
             operand = operands[index]
             name = operand.name if isinstance(operand, Name) else ""
             known = self._bounds.get(name, 0 if name in read.reserved else _UNBOUNDED)
-            if not name.startswith(rules.INDEX) or known > most or self._aligned.get(name, align) < align:
+            if _family(name) != rules.INDEX or known > most or self._aligned.get(name, align) < align:
                 read.refuse("an index that is not bounded", instruction)
 
     def _is_inside(self, address: Address, access: MemoryAccess) -> bool:
@@ -173,7 +175,7 @@ class _Confinement:
         if access.space == "param":
             return self._is_param(base.name, offset, access)
         if base.name in _ARRAYS.values():
-            return _ARRAYS.get(access.space) == base.name and self._is_in_array(access, offset)
+            return _ARRAYS.get(access.space) == base.name and not access.row and self._is_in_array(access, offset)
         if base.name not in self._read.reserved or self._aligned.get(base.name, 16) < access.align:
             return False
         return self._is_fenced(base.name, offset, access)
@@ -199,16 +201,23 @@ class _Confinement:
         """Return whether an access through a register of the guard is confined."""
         kernel, arrays = self._kernel, self._kernel.arrays
         bound, end = self._bounds.get(name, 0), offset + access.size_bytes
-        match access.space, name.rstrip("0123456789"):
+        match access.space, _family(name):
             case "global", rules.ADDRESS:
                 return abs(offset) <= rules.MAX_DISPLACEMENT_BYTES
-            case "shared", rules.OFFSET if offset >= kernel.shared_base:
+            case "shared", rules.OFFSET | rules.ROW as family if (family == rules.ROW) == access.row:
                 reach = end - kernel.shared_base
-                if arrays.dynamic:
-                    return bound in (_TOP, 0) and reach <= arrays.shared_reserve_bytes
-                return bound != _TOP and bound + reach <= arrays.shared_bytes
+                within = bound in (_TOP, 0) and reach <= arrays.shared_reserve_bytes
+                if not arrays.dynamic:
+                    within = bound != _TOP and bound + reach <= arrays.shared_bytes
+                return within and offset >= kernel.shared_base
             case "local", rules.LOCAL_ADDRESS:
                 return offset == 0 and bound != _TOP and bound + end <= arrays.local_bytes
             case "const", rules.CONST_ADDRESS:
                 return offset == 0 and bound != _TOP and bound + end <= arrays.const_bytes
         return False
+
+
+def _family(name: str) -> str:
+    """Return the family of a numbered register of the guard, empty for any other name."""
+    family = name.rstrip("0123456789")
+    return family if family in rules.FAMILIES and family != name else ""

@@ -38,12 +38,15 @@ class MemoryAccess:
 
     Attributes:
         align: bytes that the address has to be a multiple of.
+        row: whether it is of a row of a matrix. Its address must not be known to ptxas: release 13.0 deletes such an
+            ``ldmatrix``, and what another kernel has left in the registers stays there.
     """
 
     operand: int
     space: str
     size_bytes: int
     align: int
+    row: bool = False
 
 
 @dataclass(frozen=True, slots=True)

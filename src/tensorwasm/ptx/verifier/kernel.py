@@ -23,7 +23,7 @@ class KernelFacts:
         syncing: those in which threads may wait for each other.
         least_shared_bytes: where accesses at known places of dynamic shared memory end.
         whole_rows: whether threads wait for each other in the same order only if rows of a block are whole warps.
-        whole_warps: whether an instruction reads registers of other threads.
+        whole_warps: whether there are instructions that only whole warps execute.
     """
 
     arrays: Arrays

@@ -95,7 +95,7 @@ def matrix_rows(instruction: Instruction) -> AcceptedForm:
     require(len(instruction.operands) == 2, instruction)
     values, address = instruction.operands if load else instruction.operands[::-1]
     require(isinstance(address, Address) and are_values(values), instruction)
-    return AcceptedForm((MemoryAccess(1 if load else 0, "shared", 16, 16),), writes=(0,) if load else ())
+    return AcceptedForm((MemoryAccess(1 if load else 0, "shared", 16, 16, row=True),), writes=(0,) if load else ())
 
 
 def matrix_access(instruction: Instruction) -> AcceptedForm:

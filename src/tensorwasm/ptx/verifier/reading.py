@@ -170,8 +170,10 @@ class _FunctionReader:
                 made.refuse("a statement that is not available", statement)
         if ends_run(statement):
             self._present = False
-        elif isinstance(statement, Instruction) and statement.opcode in rules.OTHER_LANES and not self._present:
-            made.refuse("registers of threads that may have exited", statement)
+        elif isinstance(statement, Instruction) and statement.opcode in rules.WHOLE_WARP_ONLY:
+            agreed = made.agreed.get(len(made.body))
+            if not self._present or (statement.guard is not None and statement.guard.predicate.name != agreed):
+                made.refuse("not the whole warp may execute it", statement)
         made.body.append(statement)
 
     def _presence(self, at: int) -> int:

@@ -34,7 +34,7 @@ class Verified:
         least_shared_bytes: where accesses at known places end.
         param_aligns: bytes that the value of each of the program's parameters is a multiple of.
         whole_rows: whether the rows of a block, along x, have to be whole warps, unless there is one row.
-        whole_warps: whether a block has to be whole warps: an instruction reads registers of other threads.
+        whole_warps: whether a block has to be whole warps, for instructions that whole warps execute.
     """
 
     entry: str
@@ -136,7 +136,9 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     kernel.functions[function.name] = function
     if any(waits(each, kernel.syncing) for each in read.body):
         kernel.syncing.add(function.name)
-    kernel.whole_warps |= any(isinstance(each, Instruction) and each.opcode in rules.OTHER_LANES for each in read.body)
+    kernel.whole_warps |= any(
+        isinstance(each, Instruction) and each.opcode in rules.WHOLE_WARP_ONLY for each in read.body
+    )
 
 
 def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
