@@ -1,0 +1,79 @@
+"""Branches at which threads of a warp could part, and wait for each other for ever: found, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorwasm.ptx import parse
+from tensorwasm.ptx.model import Instruction, Label, TargetList
+from tensorwasm.ptx.verifier.convergence import hazards
+from tensorwasm.watch import UNLIMITED
+
+HEAD = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p, .param .u32 n) {
+.reg .pred %p<9>; .reg .b32 %r<30>; .reg .b64 %d<9>;
+ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x;
+setp.lt.u32 %p1, %r2, %r1;
+setp.lt.u32 %p2, %r3, %r1;
+setp.lt.u32 %p3, %r2, 64;
+setp.lt.u32 %p4, %r2, 63;
+"""
+
+
+def found(body, *, rows=True):
+    """Return the text of the labels and predicates of the hazards."""
+    kernel = parse(f"{HEAD}{body}\nret;\n}}").entry("k")
+    statements = [each for each in kernel.body if isinstance(each, (Instruction, Label, TargetList))]
+    at = hazards(statements, {}, set(), set(), {"p", "n"}, UNLIMITED, entry=True, rows=rows)
+    return [statements[each].guard.predicate.name for each in at]
+
+
+SHUFFLE = "shfl.sync.idx.b32 %r5, %r5, 0, 31, 0xffffffff;"
+OTHER = "shfl.sync.bfly.b32 %r6, %r6, 1, 31, 0xffffffff;"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"@%p1 bra E; add.u32 %r4, %r4, 1; E: {SHUFFLE} {OTHER}",
+        f"@%p1 bra E; {SHUFFLE} E:",
+        f"@%p2 bra E; {SHUFFLE} E: {OTHER}",
+        f"@%p3 bra E; {SHUFFLE} E: {OTHER}",
+        f"@%p2 bra E; bar.sync 0; E: {SHUFFLE} bar.sync 0;",
+        f"mov.u32 %r7, 0; L: {SHUFFLE} add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L; {OTHER}",
+        f"mov.u32 %r7, %r2; L: add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L; {SHUFFLE} {OTHER}",
+        f"@%p1 bra A; add.u32 %r4, %r4, 1; A: @%p2 bra B; {SHUFFLE} B: {OTHER}",
+        f"vote.sync.any.pred %p6, %p1, 0xffffffff; @%p6 bra E; {SHUFFLE} E: {OTHER}",
+        f"@%p1 ret; {SHUFFLE} {OTHER}",
+    ],
+)
+def test_a_warp_that_meets_again_in_time_is_no_hazard(body):
+    assert found(body) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "predicate"),
+    [
+        (f"@%p1 bra E; {SHUFFLE} E: {OTHER}", "%p1"),
+        (f"@%p4 bra E; {SHUFFLE} E: {OTHER}", "%p4"),
+        ("@%p1 bra E; bar.sync 0; E: bar.sync 0;", "%p1"),
+        (f"@%p1 {SHUFFLE} {OTHER}", "%p1"),
+        (f"mov.u32 %r7, %r2; L: {SHUFFLE} add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L; {OTHER}", "%p5"),
+        (f"ld.global.u32 %r8, [%d1]; setp.eq.u32 %p5, %r8, 0; @%p5 bra E; {SHUFFLE} E: {OTHER}", "%p5"),
+        (f"mov.u32 %r8, 0; @%p1 mov.u32 %r8, 1; setp.eq.u32 %p5, %r8, 0; @%p5 bra E; {SHUFFLE} E: {OTHER}", "%p5"),
+        (
+            f"mov.u32 %r8, 0; @%p1 bra A; mov.u32 %r8, 1; A: setp.eq.u32 %p5, %r8, 0; @%p5 bra E; {SHUFFLE} E: {OTHER}",
+            "%p5",
+        ),
+    ],
+)
+def test_a_warp_that_may_wait_at_two_places_is_a_hazard(body, predicate):
+    assert found(body) == [predicate]
+
+
+def test_numbers_of_threads_are_the_same_in_whole_rows_only():
+    body = f"shr.u32 %r8, %r2, 5; setp.eq.u32 %p5, %r8, 0; @%p5 bra E; {SHUFFLE} E: {OTHER}"
+    assert found(body) == []
+    assert found(body, rows=False) == ["%p5"]
