@@ -146,7 +146,7 @@ def build() -> Iterator[tuple[Path, bytes]]:
         BuildError: there is no compiler, or a kernel does not build.
     """
     install_compilers()
-    for source in sorted((KERNELS / "cuda").glob("*.cu")):
+    for source in sorted((KERNELS / "cuda_cpp").glob("*.cu")):
         yield source.with_suffix(".ptx"), finish(source.name, compile_cuda(source))
     for name, text in compiler_texts():
         yield KERNELS / "compilers" / name, finish(name, text)
@@ -158,8 +158,8 @@ def compiler_texts() -> Iterator[tuple[str, bytes]]:
         target = TARGETS.get(source.stem, "80")
         yield f"nvcc-{source.stem}.ptx", compile_cuda(source, (f"-arch=compute_{target}",))
     for name, (stem, options) in VARIANTS.items():
-        yield f"nvcc-{name}.ptx", compile_cuda(KERNELS / "cuda" / f"{stem}.cu", options)
-    for source in sorted((KERNELS / "cuda").glob("*.cu")):
+        yield f"nvcc-{name}.ptx", compile_cuda(KERNELS / "cuda_cpp" / f"{stem}.cu", options)
+    for source in sorted((KERNELS / "cuda_cpp").glob("*.cu")):
         # The compiler of nvcc for sm_100 and later is another one. What it writes runs on older GPUs too.
         text = compile_cuda(source, ("-arch=compute_100",))
         yield f"nvcc-{source.stem}_nvvm23.ptx", text.replace(b".target sm_100", b".target sm_80")

@@ -92,5 +92,5 @@ def blocks_for(items: int, per_block: int) -> int:
 
 
 def cuda_case(name: str, grid: Dim3, block: Dim3, make: Any, reference: Any, **options: Any) -> Case:
-    """Return the case of a kernel in ``cuda/``, whose file and entry have its name."""
-    return Case(name, f"cuda/{name}.ptx", name, grid, block, make, reference, **options)
+    """Return the case of a kernel in ``cuda_cpp/``, whose file and entry have its name."""
+    return Case(name, f"cuda_cpp/{name}.ptx", name, grid, block, make, reference, **options)

@@ -97,6 +97,8 @@ FRAME: Final = Name("%tw_frame")
 CONSTS: Final = Name("%tw_consts")
 SHARED_TOP: Final = Name("%tw_top")
 FUEL_USED: Final = Name("%tw_fuel")
+FUEL_COMMON: Final = Name("%tw_common")
+"""Fuel of loops that all threads of a warp leave together: apart, so that ptxas can see that they do."""
 ZERO: Final = Name("%tw_zero")
 TEST: Final = Name("%tw_q")
 NOW: Final = Name("%tw_now")
@@ -109,7 +111,7 @@ SIZE: Final = Name("%tw_size")
 
 REGISTERS: Final = (
     Variable("reg", "pred", TEST.name),
-    *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED, ZERO)),
+    *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED, FUEL_COMMON, ZERO)),
     *(Variable("reg", "b32", each.name) for each in (SEEN, AT, STEP, WORD, SIZE)),
     *(Variable("reg", "b64", each.name) for each in (CONSTS, NOW, LIMIT)),
 )

@@ -6,6 +6,7 @@ Names and numbers are in `tensorwasm.ptx.guarded`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.ptx.guarded import (
@@ -18,6 +19,7 @@ from tensorwasm.ptx.guarded import (
     FIRST_VALUES,
     FRAME,
     FUEL,
+    FUEL_COMMON,
     FUEL_USED,
     HIGH,
     LAUNCH,
@@ -105,6 +107,7 @@ def prologue(
         instruction("ld.param.u32", DATA, launch_field(LAUNCH_DATA)),
         instruction("ld.param.u32", ZERO, launch_field(LAUNCH_ZERO)),
         instruction("mov.u32", FUEL_USED, Int(0)),
+        instruction("mov.u32", FUEL_COMMON, Int(0)),
     ]
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
@@ -228,32 +231,49 @@ def presence() -> list[Statement]:
     ]
 
 
-def charge(cost: int, number: int) -> list[Statement]:
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What is done when fuel is used up.
+
+    Attributes:
+        back: label that it returns to.
+        fuel: register that is filled again.
+        leaves: whether a thread that has to stop leaves its loop, and goes on with what follows; otherwise it exits. A
+            loop with a way to the end of the kernel is not one for ptxas that threads leave together.
+    """
+
+    back: str
+    fuel: Name
+    leaves: bool = False
+
+
+def charge(cost: int, number: int, fuel: Name = FUEL_USED) -> list[Statement]:
     """Return what counts work in straight code, and polls when the fuel is used up."""
     return [
-        instruction("add.u32", FUEL_USED, FUEL_USED, Int(cost)),
-        instruction("setp.ge.u32", TEST, FUEL_USED, Int(FUEL)),
+        instruction("add.u32", fuel, fuel, Int(cost)),
+        instruction("setp.ge.u32", TEST, fuel, Int(FUEL)),
         instruction("bra", Name(poll_label(number)), when=TEST),
         Label(back_label(number)),
     ]
 
 
-def charged_branch(branch: Instruction, cost: int, number: int) -> list[Statement]:
+def charged_branch(branch: Instruction, cost: int, number: int, fuel: Name, *, leaves: bool) -> list[Statement]:
     """Return a branch backward that counts the work of its loop and leaves the loop to poll.
 
     The poll returns to the branch's label. A loop without another branch stays one block for the compiler.
     """
     target, when = branch.operands[0], branch.guard
-    count = instruction("add.u32", FUEL_USED, FUEL_USED, Int(cost))
+    count = instruction("add.u32", fuel, fuel, Int(cost))
     taken = instruction("bra", target, when=TEST)
     poll = Instruction("bra", (), (Name(poll_label(number)),), when)
     if when is None:
-        return [count, instruction("setp.lt.u32", TEST, FUEL_USED, Int(FUEL)), taken, poll]
+        return [count, instruction("setp.lt.u32", TEST, fuel, Int(FUEL)), taken, poll]
     wanted: Operand = Not(when.predicate) if when.negated else when.predicate
-    return [count, instruction("setp.lt.and.u32", TEST, FUEL_USED, Int(FUEL), wanted), taken, poll]
+    made = [count, instruction("setp.lt.and.u32", TEST, fuel, Int(FUEL), wanted), taken, poll]
+    return [*made, Label(left_label(number))] if leaves else [*made]
 
 
-def pay_turns(counter: Name, turns: Name, most: int, amount: int) -> list[Statement]:
+def pay_turns(counter: Name, turns: Name, most: int, amount: int, fuel: Name) -> list[Statement]:
     """Return what stands before a counted loop: take some turns, at most ``most``, and count the work of all of them.
 
     The work of one turn more is counted, for the way back to here. A poll that is due is behind the loop: if one were
@@ -261,21 +281,30 @@ def pay_turns(counter: Name, turns: Name, most: int, amount: int) -> list[Statem
     """
     return [
         instruction("min.u32", counter, turns, Int(most)),
-        instruction("mad.lo.u32", FUEL_USED, counter, Int(amount), FUEL_USED),
-        instruction("add.u32", FUEL_USED, FUEL_USED, Int(amount)),
+        instruction("mad.lo.u32", fuel, counter, Int(amount), fuel),
+        instruction("add.u32", fuel, fuel, Int(amount)),
     ]
 
 
-def counted_branch(branch: Instruction, counter: Name, loop: int, number: int) -> list[Statement]:
-    """Return the branch backward of a loop whose turns are paid for, which leads to the payment for more."""
+def counted_branch(branch: Instruction, counter: Name, loop: int, number: int, fuel: Name) -> list[Statement]:
+    """Return the branch backward of a loop whose turns are paid for, which leads to the payment for more.
+
+    A thread that has to stop leaves the loop.
+    """
     return [
         instruction("sub.u32", counter, counter, Int(1)),
         instruction("setp.gt.s32", TEST, counter, Int(0)),
         instruction("bra", branch.operands[0], when=TEST),
-        *charge(0, number)[1:],
+        *charge(0, number, fuel)[1:],
         Instruction("bra", (), (Name(again_label(loop)),), branch.guard),
+        Label(left_label(number)),
         instruction("mov.u32", counter, Int(0)),  # so that it never wraps, however often this is passed
     ]
+
+
+def left_label(number: int) -> str:
+    """Return the label where a thread that has to stop goes on behind its loop."""
+    return f"__tw_left_{number}"
 
 
 def again_label(loop: int) -> str:
@@ -293,27 +322,46 @@ def back_label(number: int) -> str:
     return f"__tw_back_{number}"
 
 
-def epilogue(polls: Sequence[str], *, stops: bool, traps: bool) -> list[Statement]:
+def epilogue(polls: Sequence[Poll], *, stops: bool, traps: bool) -> list[Statement]:
     """Return how the body of a guarded function ends: what its polls branch to, and the ways to stop.
 
     Args:
-        polls: where each poll of the function returns to.
-        stops: whether anything branches to `STOP`.
+        polls: of the function.
+        stops: whether the prologue branches to `STOP`.
         traps: whether anything branches to `TRAP`.
     """
     made: list[Statement] = []
-    for number, back in enumerate(polls):
+    for number, poll in enumerate(polls):
         made.append(Label(poll_label(number)))
-        made.append(instruction("mov.u32", FUEL_USED, Int(0)))
-        made += _poll(flag=True)
-        made.append(instruction("bra", Name(back)))
-    for label, wanted, code in ((STOP, stops or bool(polls), STOPPED), (TRAP, traps, TRAPPED)):
+        made.append(instruction("mov.u32", poll.fuel, Int(0)))
+        made += _leaving_poll(poll, number) if poll.leaves else [*_poll(flag=True), instruction("bra", Name(poll.back))]
+    stops = stops or not all(poll.leaves for poll in polls)
+    for label, wanted, code in ((STOP, stops, STOPPED), (TRAP, traps, TRAPPED)):
         if wanted:
-            made += [
-                Label(label),
-                instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
-                instruction("mov.u32", SEEN, Int(code)),
-                instruction("st.volatile.global.u32", Address(LIMIT), SEEN),
-                instruction("exit"),
-            ]
+            made += [Label(label), *_tell(code), instruction("exit")]
     return made
+
+
+def _leaving_poll(poll: Poll, number: int) -> list[Statement]:
+    """Return a poll after which a thread that has to stop leaves its loop; its fuel stays used up."""
+    return [
+        instruction("mov.u64", NOW, Name("%globaltimer")),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
+        instruction("setp.gt.u64", TEST, NOW, LIMIT),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
+        instruction("ld.volatile.global.u32", SEEN, Address(LIMIT)),
+        instruction("setp.ne.or.u32", TEST, SEEN, Int(0), TEST),
+        Instruction("bra", (), (Name(poll.back),), Guard(TEST, negated=True)),
+        *_tell(STOPPED),
+        instruction("mov.u32", poll.fuel, Int(FUEL)),
+        instruction("bra", Name(left_label(number))),
+    ]
+
+
+def _tell(code: int) -> list[Statement]:
+    """Return what tells the host why a thread stopped."""
+    return [
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
+        instruction("mov.u32", SEEN, Int(code)),
+        instruction("st.volatile.global.u32", Address(LIMIT), SEEN),
+    ]

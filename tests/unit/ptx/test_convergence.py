@@ -22,11 +22,23 @@ setp.lt.u32 %p4, %r2, 63;
 """
 
 
-def found(body, *, rows=True):
-    """Return the text of the labels and predicates of the hazards."""
+def found(body, *, rows=True, leaves=()):
+    """Return the predicates of the hazards; threads may go on at branches under ``leaves``, whatever the others do."""
     kernel = parse(f"{HEAD}{body}\nret;\n}}").entry("k")
     statements = [each for each in kernel.body if isinstance(each, (Instruction, Label, TargetList))]
-    at = hazards(statements, {}, set(), set(), {"p", "n"}, UNLIMITED, entry=True, rows=rows)
+    guarded = [(at, each.guard) for at, each in enumerate(statements) if isinstance(each, Instruction) and each.guard]
+    leaving = {at for at, guard in guarded if guard.predicate.name in leaves}
+    at = hazards(
+        statements,
+        {},
+        set(),
+        set(),
+        {"p", "n"},
+        UNLIMITED,
+        entry=True,
+        rows=rows,
+        leaving=leaving,
+    )
     return [statements[each].guard.predicate.name for each in at]
 
 
@@ -77,3 +89,24 @@ def test_numbers_of_threads_are_the_same_in_whole_rows_only():
     body = f"shr.u32 %r8, %r2, 5; setp.eq.u32 %p5, %r8, 0; @%p5 bra E; {SHUFFLE} E: {OTHER}"
     assert found(body) == []
     assert found(body, rows=False) == ["%p5"]
+
+
+@pytest.mark.parametrize(
+    ("body", "hazards_found"),
+    [
+        # The outer loop has a barrier, and nothing waits behind it: what the inner one decides still ends at its end.
+        (
+            """O: mov.u32 %r7, 0;
+            A: I: add.u32 %r7, %r7, 1; @%p2 bra I;
+            setp.lt.u32 %p5, %r7, %r1; @%p5 bra A;
+            bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p6, %r4, %r1; @%p6 bra O;""",
+            [],
+        ),
+        (
+            f"mov.u32 %r7, 0; L: {SHUFFLE} add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L; {OTHER}",
+            ["%p5"],
+        ),
+    ],
+)
+def test_a_loop_that_some_threads_may_leave_early(body, hazards_found):
+    assert found(body, leaves=("%p5", "%p6")) == hazards_found

@@ -137,7 +137,7 @@ RULES = [
     Rule(
         "loops are counted",
         ("control/",),
-        put(GUARD, "add_charges", lambda body, _functions, _new: polls.Charged(list(body))),
+        put(GUARD, "add_charges", lambda body, *_: polls.Charged(list(body))),
         put(VERIFY, "_check_work", nothing),
     ),
     Rule(
@@ -149,7 +149,7 @@ RULES = [
     Rule(
         "warps agree",
         ("sync/",),
-        put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: body),
+        put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: (body, set())),
         nothing,
         shown=False,
     ),

@@ -20,6 +20,7 @@ from tensorwasm.ptx.guard.polls import add_charges
 from tensorwasm.ptx.guarded import (
     CONST,
     FAMILIES,
+    LAUNCH,
     LAUNCH_PARAM,
     LOCAL,
     MAX_ACCESS_BYTES,
@@ -30,10 +31,10 @@ from tensorwasm.ptx.guarded import (
     TRAP,
     Arrays,
 )
-from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, Variable
+from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.templates import epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
-from tensorwasm.ptx.verifier.convergence import waits
+from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
 from tensorwasm.ptx.verifier.costs import function_cost
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
@@ -93,13 +94,13 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
     arrays = _arrays(places, context, written)
     syncing: set[str] = set()
     for flat, body in reversed(list(zip(flats, written, strict=True))):
-        body.body = add_agreements(flat.function, body.body, syncing, watch)
+        body.body, body.staying = add_agreements(flat.function, body.body, syncing, watch)
         if any(waits(each, syncing) for each in body.body):
             syncing.add(flat.function.name)
     costs: dict[str, int] = {}
     made: list[Function] = []
     for flat, body in reversed(list(zip(flats, written, strict=True))):
-        made.append(_assemble(flat, body, arrays, shared_base, costs, params))
+        made.append(_assemble(flat, body, arrays, shared_base, costs, params, watch))
     items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
     kept = tuple(word for word in module.target if word.startswith("sm_"))
     return Guarded(Module(module.version, kept, 64, tuple(items)), arrays, places.shared_bytes, places.data)
@@ -173,6 +174,7 @@ def _assemble(
     shared_base: int,
     costs: dict[str, int],
     aligns: dict[str, int],
+    watch: Watch,
 ) -> Function:
     """Return a function of its parts, and note its cost."""
     function = flat.function
@@ -182,9 +184,9 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
-    charged = add_charges(body.body, costs, flat.register)
+    charged = add_charges(body.body, costs, flat.register, _varying(function, body.body, watch), body.staying)
     statements = add_presence(charged.body)
-    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.backs))
+    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.polls))
     polled = polled or function.entry
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
@@ -198,7 +200,7 @@ def _assemble(
     if not _ends(statements):
         end.append(Instruction("ret"))
     clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
-    end += epilogue(charged.backs, stops=polled or clears, traps=_traps(statements))
+    end += epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,
@@ -215,6 +217,16 @@ def _assemble(
 def _aligned(param: Variable, aligns: dict[str, int]) -> Variable:
     align = aligns.get(param.name, 0)
     return replace(param, pointer=("", align) if align else None, linkage=())
+
+
+def _varying(function: Function, body: list[Statement], watch: Watch) -> set[str] | None:
+    """Return the registers whose values may differ between the threads of a warp, None if it takes too long to tell."""
+    lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
+    params = {LAUNCH, *(each.name for each in function.params)} if function.entry else {LAUNCH}
+    try:
+        return varying_registers(body, lists, params, watch, entry=function.entry)
+    except TooManyBlocks:
+        return None
 
 
 def _traps(body: list[Statement]) -> bool:

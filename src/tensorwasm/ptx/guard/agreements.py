@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guarded import LAUNCH, WHOLE_WARP_ONLY
-from tensorwasm.ptx.model import Function, Instruction, Label, Statement, TargetList
+from tensorwasm.ptx.model import Function, Instruction, Label, Name, Statement, TargetList
 from tensorwasm.ptx.templates import agreement, presence
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
 from tensorwasm.watch import Watch
@@ -40,8 +40,8 @@ def _is_conditional(statement: Statement) -> bool:
 
 def add_agreements(
     function: Function, body: list[Statement], syncing: Collection[str], watch: Watch
-) -> list[Statement]:
-    """Return a body in which every hazard is checked for.
+) -> tuple[list[Statement], set[int]]:
+    """Return a body in which every hazard is checked for, and its branches that no thread may leave early.
 
     Args:
         function: as it was declared.
@@ -57,15 +57,19 @@ def add_agreements(
     params = {LAUNCH, *(each.name for each in function.params)} if function.entry else {LAUNCH}
     checked: set[int] = set()
     partial = {at for at, each in enumerate(body) if _is_conditional(each)}
+
+    def find(leaving: Collection[int] = ()) -> list[int]:
+        return hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True, leaving=leaving)
+
     for _ in range(_ROUNDS):
         try:
-            found = hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True)
+            found = find()
         except TooManyBlocks:
             raise UnsupportedPtx("too many branches between barriers", *function.position) from None
         found = sorted({*found, *partial})
         partial = set()
         if not found:
-            return body
+            return body, _staying(body, find)
         made: list[Statement] = []
         known, checked = checked, set()
         for at, statement in enumerate(body):
@@ -78,3 +82,25 @@ def add_agreements(
             made.append(statement)
         body = made
     raise UnsupportedPtx("threads of a warp may wait for each other for ever", *function.position)
+
+
+def _staying(body: Sequence[Statement], find: Callable[[Collection[int]], list[int]]) -> set[int]:
+    """Return the branches backward that no thread may leave before the others.
+
+    Args:
+        body: without scopes.
+        find: returns the hazards if a thread may go on at some branches, whatever the others do.
+    """
+    leaving, seen = set[int](), set[str]()
+    for at, each in enumerate(body):
+        if isinstance(each, Label):
+            seen.add(each.name)
+        elif isinstance(each, Instruction) and each.opcode == "bra" and each.guard is not None:
+            target = each.operands[0]
+            if isinstance(target, Name) and target.name in seen:
+                leaving.add(at)
+    staying = set[int]()
+    while found := leaving.intersection(find(leaving)):
+        leaving -= found
+        staying |= found
+    return staying

@@ -66,12 +66,14 @@ class Fenced:
         counts: registers used of each of the guard's families.
         reserve_bytes: what accesses may reach beyond the greatest fenced offset in shared memory.
         shared: whether shared memory is accessed.
+        staying: branches of loops, by their index in the body, that no thread may leave early.
     """
 
     body: list[Statement] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     reserve_bytes: int = 0
     shared: bool = False
+    staying: set[int] = field(default_factory=set)
 
 
 def fence(flat: FlatFunction, lowered: Lowered, context: Context, aligned: dict[str, int], watch: Watch) -> Fenced:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
-from tensorwasm.ptx.guarded import COUNTER, FUEL
+from tensorwasm.ptx.guarded import COUNTER, FUEL, FUEL_COMMON, FUEL_USED
 from tensorwasm.ptx.model import Instruction, Label, Name, Statement, TargetList
-from tensorwasm.ptx.templates import again_label, back_label, charge, charged_branch, counted_branch, pay_turns
+from tensorwasm.ptx.templates import Poll, again_label, back_label, charge, charged_branch, counted_branch, pay_turns
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
 
 _TEMPLATES: Final = 256
@@ -21,38 +21,55 @@ _PAYMENT_COST: Final = 64
 
 @dataclass(slots=True)
 class Charged:
-    """A body that counts its work; where each of its polls returns to; and how many counters of loops it has."""
+    """A body that counts its work, with its polls, and how many counters of loops it has."""
 
     body: list[Statement] = field(default_factory=list)
-    backs: list[str] = field(default_factory=list)
+    polls: list[Poll] = field(default_factory=list)
     counters: int = 0
 
 
-def add_charges(body: list[Statement], functions: Mapping[str, int], new: NewRegister) -> Charged:
+def add_charges(
+    body: list[Statement],
+    functions: Mapping[str, int],
+    new: NewRegister,
+    varying: Collection[str] | None,
+    staying: Collection[int],
+) -> Charged:
     """Return a body that counts its work.
 
     Args:
         body: without scopes.
         functions: cost of each function that it may call.
         new: returns a new register of the program.
+        varying: registers whose values may differ between the threads of a warp; None if all may.
+        staying: branches, by their index, of loops that no thread may leave early.
     """
-    charging = _Charging(body, functions, new)
+    charging = _Charging(body, functions, new, varying, staying)
     for at in range(len(body)):
         charging.statement(at)
     return charging.made
 
 
 class _Charging:
-    def __init__(self, body: list[Statement], functions: Mapping[str, int], new: NewRegister) -> None:
+    def __init__(
+        self,
+        body: list[Statement],
+        functions: Mapping[str, int],
+        new: NewRegister,
+        varying: Collection[str] | None,
+        staying: Collection[int],
+    ) -> None:
         self.made = Charged()
         self._body = body
         self._functions = functions
         self._new = new
+        self._varying = varying
+        self._staying = staying
         self._labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
         self._lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
         self._total = sums(body, functions)
         self._forward = ForwardWork(functions, self._lists)
-        self._loops = counted_loops(body)
+        self._loops = {head: loop for head, loop in counted_loops(body).items() if loop.branch not in staying}
         self._open: dict[int, tuple[Name, int]] = {}
 
     def statement(self, at: int) -> None:
@@ -65,8 +82,9 @@ class _Charging:
             self._count_forward()
         if at in self._open:
             assert isinstance(statement, Instruction)  # noqa: S101 - a loop ends at a branch
-            made.body += counted_branch(statement, *self._open[at], len(made.backs))
-            made.backs.append(back_label(len(made.backs)))
+            number, fuel = len(made.polls), self._fuel(statement)
+            made.body += counted_branch(statement, *self._open[at], number, fuel)
+            made.polls.append(Poll(back_label(number), fuel, leaves=True))
             self._forward.add(statement)
             self._forward.counted(FUEL)
             return
@@ -81,8 +99,9 @@ class _Charging:
 
     def _count(self, amount: int) -> None:
         made = self.made
-        made.body += charge(amount, len(made.backs))
-        made.backs.append(back_label(len(made.backs)))
+        number = len(made.polls)
+        made.body += charge(amount, number)
+        made.polls.append(Poll(back_label(number), FUEL_USED))
         self._forward.counted(amount)
 
     def _pay(self, head: int, loop: CountedLoop) -> None:
@@ -96,13 +115,20 @@ class _Charging:
         whole = (most + 1) * amount
         if self._forward.amount and self._forward.amount + whole + amount > _MOST_UNCOUNTED:
             self._count_forward()
+        branch = self._body[loop.branch]
+        fuel = self._fuel(branch) if isinstance(branch, Instruction) else FUEL_USED
         counter = Name(f"{COUNTER}{number}")
         made.counters += 1
         self._open[loop.branch] = counter, number
-        made.body += [Label(again_label(number)), *compute, *pay_turns(counter, left, most, amount)]
+        made.body += [Label(again_label(number)), *compute, *pay_turns(counter, left, most, amount, fuel)]
         for each in compute:
             self._forward.add(each)
         self._forward.amount += whole
+
+    def _fuel(self, branch: Instruction) -> Name:
+        """Return the register that counts the work of a loop, by the branch that closes it."""
+        together = branch.guard is None or branch.guard.predicate.name not in (self._varying or ())
+        return FUEL_COMMON if self._varying is not None and together else FUEL_USED
 
     def _work(self, first: int, last: int) -> int:
         """Return the work of statements, with that of the payments among them."""
@@ -122,7 +148,9 @@ class _Charging:
             self._count(amount)
             return False
         target = branch.operands[0]
-        self.made.body += charged_branch(branch, amount, len(self.made.backs))
-        self.made.backs.append(target.name if isinstance(target, Name) else "")
+        fuel, number = self._fuel(branch), len(self.made.polls)
+        leaves = branch.guard is not None and at not in self._staying
+        self.made.body += charged_branch(branch, amount, number, fuel, leaves=leaves)
+        self.made.polls.append(Poll(target.name if isinstance(target, Name) else "", fuel, leaves))
         self._forward.counted(amount)
         return True

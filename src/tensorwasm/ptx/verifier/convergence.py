@@ -63,6 +63,7 @@ def hazards(
     *,
     entry: bool,
     rows: bool,
+    leaving: Collection[int] = (),
 ) -> list[int]:
     """Return the indices of the branches, and of the waiting instructions under a predicate, that are hazards.
 
@@ -75,13 +76,30 @@ def hazards(
         watch: of the deadline.
         entry: whether the function is a kernel, after whose end no thread waits.
         rows: whether the rows of a block, along x, are whole warps, or there is one row.
+        leaving: indices of branches at which threads that have to stop go on, whatever the others do.
 
     Raises:
         TooManyBlocks: more than `MAX_BLOCKS`.
     """
     if not any(waits(each, syncing) for each in body):
         return []
-    return _Analysis(body, lists, syncing, checked, params, watch, entry=entry, rows=rows).hazards()
+    return _Analysis(body, lists, syncing, checked, params, watch, entry=entry, rows=rows).hazards(leaving)
+
+
+def varying_registers(
+    body: Sequence[Statement],
+    lists: Mapping[str, tuple[str, ...]],
+    params: Collection[str],
+    watch: Watch,
+    *,
+    entry: bool,
+) -> set[str]:
+    """Return the registers whose values may differ between the threads of a warp; arguments as of `hazards`.
+
+    Raises:
+        TooManyBlocks: more than `MAX_BLOCKS`.
+    """
+    return _Analysis(body, lists, (), (), params, watch, entry=entry, rows=True).varying()
 
 
 class TooManyBlocks(Exception):
@@ -130,14 +148,22 @@ class _Analysis:
         if len(self._nodes) > MAX_BLOCKS:
             raise TooManyBlocks
 
-    def hazards(self) -> list[int]:
-        """Find them."""
+    def varying(self) -> set[str]:
+        """Return the registers whose values may differ between the threads of a warp."""
         self._find_first(frozenset())
         # Threads on a way on which no thread waits any more wait for nobody, and nobody for them.
         self._ways = [{each for each in node.successors if self._nodes[each].first != _NONE} for node in self._nodes]
+        for number in self._endless():
+            self._ways[number] = set(self._nodes[number].successors)
         self._regions = Regions(self._ways, self._watch)
-        varying = self._varying()
-        parting = {number for number, node in enumerate(self._nodes) if self._varies(node, varying)}
+        return self._varying()
+
+    def hazards(self, leaving: Collection[int]) -> list[int]:
+        """Find them."""
+        varying = self.varying()
+        parting = {
+            number for number, node in enumerate(self._nodes) if self._varies(node, varying) or node.stop - 1 in leaving
+        }
         deciding = {number for number, ways in enumerate(self._ways) if len(ways) > 1 and self._decides(number)}
         self._find_first(deciding - parting)
         return [
@@ -145,6 +171,21 @@ class _Analysis:
             for number, node in enumerate(self._nodes)
             if number in parting and self._parts(number, deciding)
         ]
+
+    def _endless(self) -> set[int]:
+        """Return the blocks from which no way ends: those of a loop with a wait, if nothing waits behind it."""
+        before: list[list[int]] = [[] for _ in self._ways]
+        for number, ways in enumerate(self._ways):
+            for each in ways:
+                before[each].append(number)
+        waiting = [number for number, ways in enumerate(self._ways) if not ways]
+        ending = set(waiting)
+        while waiting:
+            self._watch.step()
+            new = [each for each in before[waiting.pop()] if each not in ending]
+            ending.update(new)
+            waiting += new
+        return set(range(len(self._ways))) - ending
 
     def _decides(self, number: int) -> bool:
         """Return whether threads wait on some way between a branch and where its ways meet again."""

@@ -7,8 +7,9 @@ from typing import NoReturn
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guarded import Arrays
-from tensorwasm.ptx.model import Function, Instruction, Statement, Variable
+from tensorwasm.ptx.model import Function, Instruction, Name, Statement, Variable
 from tensorwasm.ptx.printer import render_instruction
+from tensorwasm.ptx.templates import Poll
 from tensorwasm.watch import Watch
 
 
@@ -47,12 +48,14 @@ class Payment:
         counter: register that holds how many.
         amount: work that is counted for each.
         whole: work that is counted at most.
+        fuel: register in which it is counted.
     """
 
     at: int
     counter: str
     amount: int
     whole: int
+    fuel: Name
 
 
 @dataclass(slots=True)
@@ -70,7 +73,8 @@ class ReadFunction:
         charges: work that is counted before each statement of ``body``, by its index.
         payments: of counted loops, by the label before each.
         counted: branches backward, by their index, whose turns a register counts.
-        backs: where the poll of each charge returns to.
+        polls: of the charges.
+        leaving: branches, by their index, at which a thread that has to stop leaves a loop.
         lists: labels of each list for branches.
         labels: index of each label in ``body``.
         trusted: indices of statements that are parts of the guard's templates.
@@ -89,7 +93,8 @@ class ReadFunction:
     charges: dict[int, int] = field(default_factory=dict)
     payments: dict[str, Payment] = field(default_factory=dict)
     counted: dict[int, str] = field(default_factory=dict)
-    backs: list[str] = field(default_factory=list)
+    polls: list[Poll] = field(default_factory=list)
+    leaving: set[int] = field(default_factory=set)
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     trusted: set[int] = field(default_factory=set)

@@ -12,10 +12,12 @@ from tensorwasm.ptx import templates
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
 from tensorwasm.ptx.model import Function, Guard, Instruction, Int, Label, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.symbols import split_call
+from tensorwasm.ptx.templates import Poll
 from tensorwasm.ptx.verifier.costs import ends_run
 from tensorwasm.ptx.verifier.kernel import KernelFacts, Payment, ReadFunction
 
 _HEADER_DIRECTIVES: Final = frozenset({"maxntid", "reqntid", "minnctapersm", "maxnreg"})
+_FUELS: Final = (rules.FUEL_USED, rules.FUEL_COMMON)
 _BITS: Final = {prefix: bits for bits, prefix in rules.PROGRAM_FAMILIES.items()}
 
 
@@ -197,25 +199,29 @@ class _FunctionReader:
         """Take a charge, or a branch with one; return how many statements it is."""
         body, made = self._body, self.made
         first = body[at]
-        if not (isinstance(first, Instruction) and first.operands[:1] == (rules.FUEL_USED,)):
+        fuel = first.operands[0] if isinstance(first, Instruction) and first.operands else None
+        if not (isinstance(first, Instruction) and isinstance(fuel, Name) and fuel in _FUELS):
             return 0
-        amount, number, here = first.operands[-1], len(made.backs), len(made.body)
+        amount, number, here = first.operands[-1], len(made.polls), len(made.body)
         if not isinstance(amount, Int) or not 0 <= amount.value <= rules.FUEL:
             made.refuse("a charge", first)
-        if body[at : at + 4] == templates.charge(amount.value, number):
+        if body[at : at + 4] == templates.charge(amount.value, number, fuel):
             made.charges[here] = made.charges.get(here, 0) + amount.value
-            made.backs.append(templates.back_label(number))
+            made.polls.append(Poll(templates.back_label(number), fuel))
             return 4
         taken, poll = (*body[at + 2 : at + 4], first, first)[:2]
         if isinstance(taken, Instruction) and isinstance(poll, Instruction) and taken.operands:
             branch = Instruction("bra", (), taken.operands[:1], poll.guard, first.position)
-            target = branch.operands[0]
-            if isinstance(target, Name) and body[at : at + 4] == templates.charged_branch(branch, amount.value, number):
+            target, leaves = branch.operands[0], body[at + 4 : at + 5] == [Label(templates.left_label(number))]
+            wanted = templates.charged_branch(branch, amount.value, number, fuel, leaves=leaves)
+            if isinstance(target, Name) and body[at : at + len(wanted)] == wanted:
                 self._require_own(target.name, branch)
                 made.charges[here] = amount.value
                 made.body.append(branch)
-                made.backs.append(target.name)
-                return 4
+                made.polls.append(Poll(target.name, fuel, leaves))
+                if leaves:
+                    made.leaving.add(here)
+                return len(wanted)
         return made.refuse("a charge", first)
 
     def _payment(self, at: int) -> int:
@@ -227,15 +233,17 @@ class _FunctionReader:
             return 0
         number, here = len(made.payments), len(made.body)
         match first.operands, body[at + 2 : at + 3]:
-            case (_, Name() as left, Int(most)), [Instruction(operands=(_, _, Int(amount)))]:
-                wanted = templates.pay_turns(counter, left, most, amount)
+            case (_, Name() as left, Int(most)), [Instruction(operands=(Name() as fuel, _, Int(amount)))] if (
+                fuel in _FUELS
+            ):
+                wanted = templates.pay_turns(counter, left, most, amount, fuel)
                 if body[at : at + len(wanted)] == wanted and is_program_register(left):
                     whole = (most + 1) * amount
                     if not (amount > 0 and most > 0 and whole <= rules.FUEL):
                         made.refuse("more turns of a loop than the fuel is for", first)
                     made.trusted.add(here)
                     made.body.append(first)
-                    made.payments[templates.again_label(number)] = Payment(here, counter.name, amount, whole)
+                    made.payments[templates.again_label(number)] = Payment(here, counter.name, amount, whole, fuel)
                     return len(wanted)
         return made.refuse("how turns of a loop are paid for", first)
 
@@ -251,15 +259,17 @@ class _FunctionReader:
             branch = Instruction("bra", (), inner.operands[:1], again.guard)
             target, label = branch.operands[0], again.operands[0]
             if isinstance(target, Name) and isinstance(label, Name) and label.name in made.payments:
-                loop, number = int(label.name.removeprefix(rules.AGAIN)), len(made.backs)
-                wanted = templates.counted_branch(branch, counter, loop, number)
+                loop, number = int(label.name.removeprefix(rules.AGAIN)), len(made.polls)
+                fuel = made.payments[label.name].fuel
+                wanted = templates.counted_branch(branch, counter, loop, number, fuel)
                 if body[at : at + len(wanted)] == wanted:
                     self._require_own(target.name, inner)
                     here = len(made.body)
                     made.trusted.update((here, here + 1))
                     made.counted[here] = counter.name
                     made.charges[here + 1] = rules.FUEL
-                    made.backs.append(templates.back_label(number))
+                    made.leaving.add(here + 1)
+                    made.polls.append(Poll(templates.back_label(number), fuel, leaves=True))
                     made.body.append(Instruction("bra", (), (target,), Guard(counter), inner.position))
                     made.body.append(again)
                     return len(wanted)

@@ -119,7 +119,7 @@ def _is_array(size_bytes: int) -> bool:
 def _check_function(function: Function, kernel: KernelFacts) -> None:
     """Accept a function, whose callees have been accepted, or refuse it."""
     read = read_function(function, kernel)
-    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.backs))
+    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.polls))
     polled = polled or function.entry
     body = list(function.body or ())
     head = prologue(read, kernel, polled=polled)
@@ -130,7 +130,7 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     _check_work(read, kernel)
     _check_convergence(read, kernel)
     clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
-    if body[read.end :] != templates.epilogue(read.backs, stops=polled or clears, traps=read.traps):
+    if body[read.end :] != templates.epilogue(read.polls, stops=polled or clears, traps=read.traps):
         read.refuse("the end is not that of a guarded function", function)
     kernel.costs[function.name] = work
     kernel.functions[function.name] = function
@@ -190,7 +190,15 @@ def _check_convergence(read: ReadFunction, kernel: KernelFacts) -> None:
     try:
         for rows in (False, True):
             found = hazards(
-                read.body, read.lists, kernel.syncing, checked, params, kernel.watch, entry=function.entry, rows=rows
+                read.body,
+                read.lists,
+                kernel.syncing,
+                checked,
+                params,
+                kernel.watch,
+                entry=function.entry,
+                rows=rows,
+                leaving=read.leaving,
             )
             if not found:
                 kernel.whole_rows |= rows
