@@ -102,6 +102,17 @@ def test_numbers_of_threads_are_the_same_in_whole_rows_only():
             bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p6, %r4, %r1; @%p6 bra O;""",
             [],
         ),
+        # Threads that leave have taken fewer turns than the others.
+        (
+            f"""mov.u32 %r7, 0; L: add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L;
+            setp.lt.u32 %p7, %r7, 9; @%p7 bra E; {SHUFFLE} E: {OTHER}""",
+            ["%p7"],
+        ),
+        (
+            f"""mov.u32 %r7, 0; L: add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L;
+            mov.u32 %r7, %r1; setp.lt.u32 %p7, %r1, 9; @%p7 bra E; {SHUFFLE} E: {OTHER}""",
+            [],
+        ),
         (
             f"mov.u32 %r7, 0; L: {SHUFFLE} add.u32 %r7, %r7, 1; setp.lt.u32 %p5, %r7, %r1; @%p5 bra L; {OTHER}",
             ["%p5"],

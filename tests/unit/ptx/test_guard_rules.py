@@ -22,6 +22,7 @@ from tensorwasm.ptx.verifier import confinement, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 GUARD = sys.modules["tensorwasm.ptx.guard"]
+AGREEMENTS = sys.modules["tensorwasm.ptx.guard.agreements"]
 LOWER = sys.modules["tensorwasm.ptx.guard.lower"]
 VERIFY = sys.modules[verify.__module__]
 KERNELS_EACH = 60
@@ -150,6 +151,13 @@ RULES = [
         "warps agree",
         ("sync/",),
         put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: (body, set())),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "no thread leaves a loop early whose turns decide where it waits",
+        ("sync/after-an-early-leave",),
+        put(AGREEMENTS, "_staying", lambda *_: set()),
         nothing,
         shown=False,
     ),

@@ -100,7 +100,9 @@ def _staying(body: Sequence[Statement], find: Callable[[Collection[int]], list[i
             if isinstance(target, Name) and target.name in seen:
                 leaving.add(at)
     staying = set[int]()
-    while found := leaving.intersection(find(leaving)):
-        leaving -= found
-        staying |= found
+    while leaving and (found := find(leaving)):
+        # A hazard elsewhere comes of values that threads have which left: any of the loops may be the one.
+        early = leaving.intersection(found) or set(leaving)
+        leaving -= early
+        staying |= early
     return staying

@@ -83,7 +83,7 @@ def hazards(
     """
     if not any(waits(each, syncing) for each in body):
         return []
-    return _Analysis(body, lists, syncing, checked, params, watch, entry=entry, rows=rows).hazards(leaving)
+    return _Analysis(body, lists, syncing, checked, params, watch, entry=entry, rows=rows, leaving=leaving).hazards()
 
 
 def varying_registers(
@@ -134,6 +134,7 @@ class _Analysis:
         *,
         entry: bool,
         rows: bool,
+        leaving: Collection[int] = (),
     ) -> None:
         self._body = body
         self._lists = lists
@@ -142,6 +143,7 @@ class _Analysis:
         self._params = params
         self._watch = watch
         self._rows = rows
+        self._leaving = leaving
         self._end = _NONE if entry else _RETURN
         self._ways: list[set[int]] = []
         self._nodes = self._divide()
@@ -158,12 +160,10 @@ class _Analysis:
         self._regions = Regions(self._ways, self._watch)
         return self._varying()
 
-    def hazards(self, leaving: Collection[int]) -> list[int]:
+    def hazards(self) -> list[int]:
         """Find them."""
         varying = self.varying()
-        parting = {
-            number for number, node in enumerate(self._nodes) if self._varies(node, varying) or node.stop - 1 in leaving
-        }
+        parting = {number for number, node in enumerate(self._nodes) if self._varies(node, varying)}
         deciding = {number for number, ways in enumerate(self._ways) if len(ways) > 1 and self._decides(number)}
         self._find_first(deciding - parting)
         return [
@@ -274,6 +274,8 @@ class _Analysis:
     def _varies(self, node: _CodeBlock, varying: set[str]) -> bool:
         """Return whether the threads of a warp may go different ways at the end of a block."""
         last = self._last(node)
+        if node.stop - 1 in self._leaving:
+            return True
         if last is None or node.stop - 1 in self._checked:
             return False
         used = set() if last.guard is None else {last.guard.predicate.name}
