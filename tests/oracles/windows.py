@@ -136,7 +136,7 @@ class Exam:
         *,
         data: bytes = b"",
         budget_s: float = 0.05,
-        grace_s: float = 2.0,
+        grace_s: float = 30.0,
         stop: bool = False,
     ) -> Outcome:
         """Launch a kernel and judge what it did.

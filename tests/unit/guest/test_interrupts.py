@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import _thread
 import signal
-import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -86,19 +86,26 @@ def test_a_guest_is_not_begun_where_callbacks_could_not_begin(spawn, capfd):
     instance = spawn(WAT, host(lambda _call: 1))
     outcomes = set()
 
-    def descend(depth: int) -> None:
+    def descend(depth: int, at_the_bottom: Callable[[], None]) -> None:
         if depth:
-            descend(depth - 1)
-            return
+            descend(depth - 1, at_the_bottom)
+        else:
+            at_the_bottom()
+
+    def call() -> None:
         try:
             outcomes.add(tuple(instance.call("once")))
         except (RecursionError, InternalError) as error:
             outcomes.add(type(error))
 
-    room = sys.getrecursionlimit() - len(threading.enumerate())
-    for depth in range(room - 200, room):
+    too_deep = 0
+    with pytest.raises(RecursionError):
+        while True:
+            descend(too_deep, lambda: None)
+            too_deep += 1
+    for depth in range(too_deep - 100, too_deep):
         try:
-            descend(depth)
+            descend(depth, call)
         except RecursionError:
             outcomes.add("too deep for this test itself")
     assert outcomes <= {(1,), RecursionError, InternalError, "too deep for this test itself"}
