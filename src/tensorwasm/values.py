@@ -18,6 +18,12 @@ DeviceKind = Literal["emulator", "cuda"]
 MemoryKind = Literal["auto", "staged", "pinned", "managed", "vmm"]
 """How a guest's linear memory is reached by kernels; ``auto`` chooses between staged and pinned, launch by launch."""
 
+Isolation = Literal["guarded", "process", "stream"]
+"""What keeps kernels of different tenants apart on a GPU. ``guarded``: each is rewritten so that it reaches nothing but
+its guest's memory and stops at its deadline, and verified. ``process``: the processes, one a tenant at least.
+``stream``: nothing, as for kernels that are trusted; the emulator confines every kernel itself."""
+
+ISOLATIONS: Final[tuple[Isolation, ...]] = ("guarded", "process", "stream")
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned", "managed", "vmm")
 
 

@@ -72,3 +72,11 @@ def launcher(device):
 def compiled(request):
     """Whether the host functions of a `Puppet` are compiled ones."""
     return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "guarded"])
+def guarded(request):
+    """Whether the kernels of a `Puppet` are guarded, and confined to its session's window."""
+    if request.param and not request.getfixturevalue("device").windows.available:
+        pytest.skip("this device has no windows of addresses")
+    return request.param

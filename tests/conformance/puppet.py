@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cache
 
 import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.engine.engine import Engine, EngineConfig
+from tensorwasm.guest.engine.memory_creator import supplying
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.imports import CudaService, host_functions
 from tensorwasm.guest.imports.abi import CUDA_MODULE_0_3
@@ -21,6 +22,7 @@ from tensorwasm.values import NEVER, Limits
 
 PREFIX = "wasi_cuda_"
 PAGES = 8
+MEMORY_BYTES = 64 << 20
 ENTRY_AT, TEXT_AT, ARGV_AT = 16, 4096, 64
 
 
@@ -31,15 +33,16 @@ def strings(module):
 
 
 @cache
-def _linker(compiled):
+def _linker(compiled, engine):
     entries = load_entries() if compiled else {}
     if compiled and not entries:
         pytest.skip("NO COMPILED HOST FUNCTIONS: they need Linux and Numba")
-    return Linker(Engine.shared(), host_functions(), native=entries)
+    return Linker(engine, host_functions(), native=entries)
 
 
 @cache
-def _prepared(module, compiled):
+def _prepared(module, compiled, host_memory):
+    engine = Engine.shared(EngineConfig(host_memory=True) if host_memory else None)
     imports, exports = [], []
     for name, function in strings(module).items():
         signature = f"(param {' '.join(function.params)}) (result {' '.join(function.results)})"
@@ -48,7 +51,7 @@ def _prepared(module, compiled):
         exports.append(f'(func (export "{name}") {signature} (call ${name} {gets}))')
     grow = '(func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))'
     text = f'(module {" ".join(imports)} (memory (export "memory") {PAGES}) {" ".join(exports)} {grow})'
-    return _linker(compiled).prepare(compile_module(Engine.shared(), bytes(wat2wasm(text))))
+    return _linker(compiled, engine).prepare(compile_module(engine, bytes(wat2wasm(text))))
 
 
 class Puppet:
@@ -61,10 +64,22 @@ class Puppet:
         compiled: whether compiled host functions do what they can, as in an invocation, or Python does everything.
         memory: how the session reaches the guest's memory.
         limits: of the sandbox.
+        guarded: whether its kernels are guarded; ``pinned`` memory then lies in the session's window.
     """
 
-    def __init__(self, device, *, module=CUDA_MODULE_0_3, granted=True, compiled=False, memory="pinned", limits=None):
-        prepared = _prepared(module, compiled)
+    def __init__(
+        self,
+        device,
+        *,
+        module=CUDA_MODULE_0_3,
+        granted=True,
+        compiled=False,
+        memory="pinned",
+        limits=None,
+        guarded=False,
+    ):
+        in_window = granted and guarded and memory != "staged"
+        prepared, limits = _prepared(module, compiled, in_window), limits or Limits()
         self.names = {*strings(module), "grow"}
         self.session = None
         self._closing = ExitStack()
@@ -72,9 +87,10 @@ class Puppet:
         if compiled:
             self._closing.enter_context(device.native.bound())
         if granted:
-            self.session = Session(device, memory_kind=memory, layout=layout)
+            self.session = Session(device, memory_kind=memory, layout=layout, guarded=guarded)
         services = {"cuda": CudaService(self.session)} if granted else {}
-        self.instance = Instance(prepared, limits=limits or Limits(), services=services, layout=layout)
+        with supplying(self.session.open_memory, MEMORY_BYTES) if in_window else nullcontext():
+            self.instance = Instance(prepared, limits=limits, services=services, layout=layout)
         self._closing.callback(self.instance.close)
         if granted:
             self._closing.callback(self.session.close)

@@ -33,12 +33,12 @@ WAITING = {
 
 
 @pytest.fixture
-def busy(device, compiled):
+def busy(device, compiled, guarded):
     """A puppet whose stream, event, graph, buffer and kernel are in use for a while; what they are; its deadline.
 
     As in an invocation, what was started has the deadline of what waits for it.
     """
-    with Puppet(device, compiled=compiled) as puppet:
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         handle, stream, event = work.buffer(bytes(4)), puppet.stream_create(), puppet.event_create()
         assert work.affine_kernel > 0
@@ -67,8 +67,8 @@ def test_waiting_ends_at_the_deadline_and_is_the_end(busy, name):
     assert puppet.sync() == -7
 
 
-def test_a_waiting_launch_behind_others_ends_at_the_deadline(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_a_waiting_launch_behind_others_ends_at_the_deadline(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         kernel = work.nap_kernel
         deadline = Deadline.after(LIMIT_S)
@@ -87,8 +87,8 @@ def test_the_table_has_every_function_that_waits_for_work():
     assert waiting - only_for_a_place - only_for_room - {"load_ptx", "launch"} == set(WAITING)
 
 
-def test_starting_and_asking_do_not_wait(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_starting_and_asking_do_not_wait(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         handle, stream, event = work.buffer(bytes(4)), puppet.stream_create(), puppet.event_create()
         assert work.affine(1, 1, 0) == 0

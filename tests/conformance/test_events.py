@@ -11,8 +11,8 @@ ENOUGH_S = 0.15
 
 
 @pytest.fixture
-def puppet(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def puppet(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         yield puppet
 
 

@@ -20,8 +20,8 @@ ENOUGH_S = 0.15
 
 
 @pytest.fixture
-def puppet(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def puppet(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         yield puppet
 
 
@@ -253,9 +253,9 @@ def test_ending_what_was_not_begun(puppet, work, stream):
     assert puppet.graph_end(stream) == -9
 
 
-def test_an_instance_may_end_while_its_streams_record(device, compiled):
+def test_an_instance_may_end_while_its_streams_record(device, compiled, guarded):
     for where, steps in itertools.product((0, 1), (0, 2)):
-        with Puppet(device, compiled=compiled) as puppet:
+        with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
             work = Work(puppet)
             stream = puppet.stream_create() if where else 0
             assert work.affine_kernel > 0

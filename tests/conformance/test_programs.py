@@ -93,6 +93,6 @@ class Runner:
 @given(program=programs)
 @example(program=[Grow(), Step(0, 1, 5, False), Record(1, (Step(1, 1, 1, False),), 2), Grow(), Wait(1)])
 @example(program=[Step(0, 0, 7, False), Borrow(0, 1, 2, 1), Borrow(0, 2, 3, 1), Copy(0, True), Wait(0)])
-def test_programs_leave_what_they_would_one_step_after_the_other(device, compiled, memory, program):
-    with Puppet(device, compiled=compiled, memory=memory) as puppet:
+def test_programs_leave_what_they_would_one_step_after_the_other(device, compiled, memory, program, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded, memory=memory) as puppet:
         Runner(puppet).run(program)

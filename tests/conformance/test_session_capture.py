@@ -31,9 +31,9 @@ def emulator():
 
 
 @contextmanager
-def restored(device, saved, *, compiled=False, memory="pinned"):
+def restored(device, saved, *, compiled=False, memory="pinned", guarded=False):
     """A new guest with a saved session."""
-    with Puppet(device, compiled=compiled, memory=memory) as puppet:
+    with Puppet(device, compiled=compiled, guarded=guarded, memory=memory) as puppet:
         puppet.session.restore(saved, Deadline.after(LONG_S))
         yield puppet
 
@@ -84,13 +84,13 @@ def go_on(puppet, handles, kernel, streams, events):
     assert puppet.free(handles[0], 0) == puppet.unload(kernel) == puppet.stream_destroy(streams[1]) == 0
 
 
-def test_a_guest_goes_on_where_it_was_saved(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_a_guest_goes_on_where_it_was_saved(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         things = begin(puppet)
         saved = puppet.session.capture(Deadline.after(LONG_S))
         go_on(puppet, *things)  # whoever is saved goes on as well
     for _ in range(2):
-        with restored(device, saved, compiled=compiled) as puppet:
+        with restored(device, saved, compiled=compiled, guarded=guarded) as puppet:
             go_on(puppet, *things)
 
 
@@ -108,12 +108,12 @@ def test_compiled_code_finds_what_was_restored(device):
 
 
 @pytest.mark.parametrize("inward", [True, False])
-def test_a_session_moves_between_the_emulator_and_another_device(device, emulator, compiled, inward):
+def test_a_session_moves_between_the_emulator_and_another_device(device, emulator, compiled, inward, guarded):
     first, second = (emulator, device) if inward else (device, emulator)
-    with Puppet(first, compiled=compiled) as puppet:
+    with Puppet(first, compiled=compiled, guarded=guarded) as puppet:
         things = begin(puppet)
         saved = puppet.session.capture(Deadline.after(LONG_S))
-    with restored(second, saved, compiled=compiled) as puppet:
+    with restored(second, saved, compiled=compiled, guarded=guarded) as puppet:
         again = puppet.session.capture(Deadline.after(LONG_S))
         assert again == saved
         go_on(puppet, *things)
@@ -147,8 +147,8 @@ def test_restored_memory_holds_nothing_of_other_guests(device):
         assert session.capture(NEVER).buffers == buffers
 
 
-def test_work_that_goes_on_is_not_stopped_by_who_waits_for_it_to_be_saved(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_work_that_goes_on_is_not_stopped_by_who_waits_for_it_to_be_saved(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         handle = work.buffer(struct.pack("<I", 1))
         work.warm_up(0)
@@ -162,19 +162,19 @@ def test_work_that_goes_on_is_not_stopped_by_who_waits_for_it_to_be_saved(device
         assert puppet.sync() == 0
 
 
-def test_a_table_that_is_only_looked_up_is_there_again(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_a_table_that_is_only_looked_up_is_there_again(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         kernel, handle = puppet.load(LOOKUP, b"lookup"), Work(puppet).buffer(bytes(4))
         saved = puppet.session.capture(Deadline.after(LONG_S))
-    with restored(device, saved, compiled=compiled) as puppet:
+    with restored(device, saved, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         for index, value in enumerate((11, 22, 33, 44)):
             assert puppet.start(kernel, encode_argv([work.place(handle), u32(index)]), block=(1, 1, 1)) == 0
             assert work.contents(handle, 4) == struct.pack("<I", value)
 
 
-def test_a_session_that_cannot_be_saved_is_refused_by_name_and_continues(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_a_session_that_cannot_be_saved_is_refused_by_name_and_continues(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         assert puppet.graph_begin(0) == 0
         with pytest.raises(NotCapturable, match="stream 0 records"):
             puppet.session.capture(NEVER)

@@ -22,8 +22,8 @@ ENOUGH_S = 0.15
 
 
 @pytest.fixture
-def puppet(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def puppet(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         yield puppet
 
 
@@ -151,21 +151,21 @@ def test_a_waiting_launch_runs_behind_what_its_stream_was_given(puppet, work):
     assert work.word == 215
 
 
-def test_work_left_behind_is_ended_with_its_instance(device, compiled):
-    with Puppet(device, compiled=compiled) as puppet:
+def test_work_left_behind_is_ended_with_its_instance(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         for _ in range(3):
             assert work.nap(ENOUGH_S / 3, puppet.stream_create()) == 0
         assert work.affine(1, 1) == 0
-    with Puppet(device, compiled=compiled) as puppet:
+    with Puppet(device, compiled=compiled, guarded=guarded) as puppet:
         work = Work(puppet)
         assert work.affine(0, 3) == 0
         assert puppet.sync() == 0
         assert work.word == 3
 
 
-def test_handles_of_another_guest_are_unknown(device, puppet, work, compiled):
-    with Puppet(device, compiled=compiled) as victim:
+def test_handles_of_another_guest_are_unknown(device, puppet, work, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded) as victim:
         theirs = Work(victim)
         assert theirs.affine_kernel > 0
         # Counted up, so that none of them is a number of the other guest's own by accident.
@@ -290,8 +290,8 @@ def test_vectors_are_added_asynchronously(puppet):
     assert struct.unpack(f"<{n}f", puppet.get(c, 4 * n)) == tuple(float(n + 2 * k) for k in range(n))
 
 
-def test_memory_that_is_only_staged_has_no_windows_for_what_does_not_wait(device, compiled):
-    with Puppet(device, compiled=compiled, memory="staged") as puppet:
+def test_memory_that_is_only_staged_has_no_windows_for_what_does_not_wait(device, compiled, guarded):
+    with Puppet(device, compiled=compiled, guarded=guarded, memory="staged") as puppet:
         work, stream = Work(puppet), puppet.stream_create()
         assert work.affine(1, 1, stream) == -5
         handle = work.buffer(struct.pack("<I", 20))

@@ -126,7 +126,7 @@ class HandPad:
         for rows in (layout.streams, layout.kernels, layout.graphs, layout.windows, layout.buffers):
             ctypes.memset(ctypes.addressof(rows), 0, ctypes.sizeof(rows))
         for name in ("pending", "launched", "replayed", "copied_bytes", "reach_at", "reach_bytes", "stage_at",
-                     "stage_bytes", "stage_used", "staged"):  # fmt: skip
+                     "stage_bytes", "stage_view", "stage_used", "staged"):  # fmt: skip
             setattr(layout, name, 0)
         layout.armed = layout.placed = 1
         layout.stage_left = WITHOUT_END

@@ -20,7 +20,6 @@ from math import prod
 import numpy as np
 
 from fakes.emulation import Emulation
-from oracles.guarding import launch_block
 from strategies.hostile import OWN_BYTES, Hostile
 from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
@@ -28,6 +27,7 @@ from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
 from tensorwasm.ptx.guarded import STOPPED, TRAPPED
+from tensorwasm.ptx.guarded_kernel import launch_parameter
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 WINDOW_BYTES = 4 << 30
@@ -164,8 +164,8 @@ class Exam:
                 return Outcome(lacking="blocks that are no whole warps")
             args = [_aligned(value, align) for value, align in zip_longest(args, guarded.aligns, fillvalue=1)]
             deadline = time.time_ns() + int(budget_s * 1e9)
-            words = self.window.base >> 32, DATA_AT, deadline, self.flag.address, self.status.address
-            args.append(launch_block(*words, shared_bytes, hostile.dynamic_shared_bytes))
+            words = self.window.base, DATA_AT, deadline, self.flag.address, self.status.address
+            args.append(launch_parameter(*words, shared_bytes, hostile.dynamic_shared_bytes))
             regions += [self.flag, self.status]
         config = LaunchConfig(_cut(hostile.grid), hostile.block, shared_bytes)
         fault, lacking = self._launch(hostile, text, config, args, regions, budget_s + grace_s)

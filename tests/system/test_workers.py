@@ -339,7 +339,7 @@ def test_shares_that_exceed_the_gpu_are_an_error_at_the_start_and_affect_no_othe
 
 @pytest.mark.rule("10-compiler")
 def test_the_drivers_compiler_is_left_to_workers_of_one_tenant():
-    with WorkerExecutor("cuda:0", isolation="shared", options=options()) as executor:
+    with WorkerExecutor("cuda:0", isolation="stream", options=options()) as executor:
         assert told(executor, "ann")["jit"] is False
     with WorkerExecutor("cuda:0", isolation="process", options=options()) as executor:
         assert told(executor, "ann")["jit"] is True
@@ -348,7 +348,7 @@ def test_the_drivers_compiler_is_left_to_workers_of_one_tenant():
 @pytest.mark.rule("10-compiler")
 def test_without_ptxas_tenants_do_not_share_a_worker_on_a_gpu():
     with (
-        WorkerExecutor("cuda:0", isolation="shared", options=options("gpu", beat_s=1.0)) as executor,
+        WorkerExecutor("cuda:0", isolation="stream", options=options("gpu", beat_s=1.0)) as executor,
         pytest.raises(DeviceUnavailable, match=r"no ptxas.*TENSOR_WASM_PTXAS.*isolation='process'"),
     ):
         call(executor, "add", 1, 2)
@@ -371,7 +371,7 @@ def test_a_worker_holds_as_many_requests_as_it_is_let():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"isolation": "shared", "shares": {"ann": 5}},
+        {"isolation": "stream", "shares": {"ann": 5}},
         {"isolation": "process", "shares": {"ann": 0}},
         {"isolation": "process", "workers": 0},
         {"options": WorkerOptions(requests=0)},

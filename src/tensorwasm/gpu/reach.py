@@ -27,29 +27,51 @@ class Reach:
         regions: of the session.
         sheet: told along.
         kind: of the memory. ``managed`` and ``vmm`` are reached without being registered, and charged elsewhere.
+        confined: whether kernels reach memory of their session's window alone.
 
     Attributes:
-        region: what is reached now, None for nothing.
+        region: what is reached now, by the host's addresses; None for nothing.
+        direct: whether it is reached without being registered.
+        displacement: what is added to an address of the host for the same byte's on the device.
     """
 
-    __slots__ = ("_account", "_device", "_prefetch", "_regions", "_reservations", "_sheet", "direct", "region")
+    __slots__ = (
+        *("_account", "_device", "_prefetch", "_regions", "_reservations", "_sheet"),
+        *("direct", "displacement", "region"),
+    )
 
     def __init__(
-        self, device: Device, account: Account, regions: RegionTable, sheet: SessionLayoutWriter, kind: MemoryKind
+        self,
+        device: Device,
+        account: Account,
+        regions: RegionTable,
+        sheet: SessionLayoutWriter,
+        kind: MemoryKind,
+        *,
+        confined: bool = False,
     ) -> None:
-        self.direct = kind in _REACHABLE
+        self.direct = kind in _REACHABLE and not confined
+        self.displacement = 0
         self.region: Region | None = None
         self._device = device
         self._account = account
         self._regions = regions
         self._sheet = sheet
         self._reservations: list[Reservation] = []
-        self._prefetch = Prefetch(device) if kind == "managed" else None
+        self._prefetch = Prefetch(device) if kind == "managed" and self.direct else None
 
     @property
     def pinned_bytes(self) -> int:
         """Guest memory that is registered with the device."""
         return self.region.size_bytes if self.region is not None and not self.direct else 0
+
+    def settle_in(self, displacement: int) -> None:
+        """Set that the guest's memory lies in the session's window."""
+        self.direct, self.displacement = True, displacement
+
+    def on_device(self, region: Region) -> Region:
+        """Return where the device reaches a region of the host."""
+        return Region(region.address + self.displacement, region.size_bytes, host=True)
 
     def holds(self, address: int, length_bytes: int) -> bool:
         """Return whether a range of the guest's memory is reached."""
@@ -74,7 +96,7 @@ class Reach:
         else:
             self._pin(memory)
         self.region = memory
-        self._regions.add(memory)
+        self._regions.add(self.on_device(memory))
         self._show()
 
     def movable(self, windows: Sequence[HostWindow]) -> list[Region]:
@@ -108,7 +130,7 @@ class Reach:
         region, prefetch = self.region, self._prefetch
         if region is not None and prefetch is not None and prefetch.effective and region.size_bytes >= PREFETCH_BYTES:
             region = None
-        self._sheet.show_reach(region)
+        self._sheet.show_reach(region, self.displacement)
 
     def _pin(self, memory: Region) -> None:
         more_bytes = memory.size_bytes - self.pinned_bytes
@@ -126,7 +148,7 @@ class Reach:
 
     def _forget(self) -> None:
         if self.region is not None:
-            self._regions.remove(self.region)
+            self._regions.remove(self.on_device(self.region))
             self.region = None
             self._sheet.show_reach(None)
         for reservation in self._reservations:

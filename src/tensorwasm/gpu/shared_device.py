@@ -47,11 +47,16 @@ class SharedDevice:
         device: outlives this object; its opener closes it afterwards.
         accounts: of the device's tenants; None brings a set in which there is only ``default``.
         gate: entered while work is on the device.
+        guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
+            too.
     """
 
-    def __init__(self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE) -> None:
-        self._resources = DeviceResources(device, accounts, gate, device.info.max_streams)
+    def __init__(
+        self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE, *, guarded: bool = False
+    ) -> None:
+        self._resources = DeviceResources(device, accounts, gate, device.info.max_streams, guarded=guarded)
         self.device = device
+        self.guarded = guarded
         self.accounts = self._resources.accounts
 
     @property

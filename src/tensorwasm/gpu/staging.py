@@ -92,23 +92,36 @@ def copy_back(windows: Sequence[tuple[int, int, int]], memory: Region, slot: Slo
         if offset + length_bytes > memory.size_bytes or place + length_bytes > slot.region.size_bytes:
             raise LaunchRefused(f"{length_bytes} bytes at {offset} are no window of this guest")
     for offset, length_bytes, place in windows:
-        _copy(memory.address + offset, slot.region.address + place, length_bytes)
+        _copy(memory.address + offset, slot.view + place, length_bytes)
 
 
 class Slot:
-    """A part of the ring that one session has.
+    """Memory for windows that one session has.
 
     Attributes:
-        region: its range.
+        region: its range, as the device reaches it.
+        view: where the host reaches it.
         tenant: who had it last; "" if nobody had.
         used_bytes: how far it was written since it was cleared.
     """
 
-    __slots__ = ("region", "tenant", "used_bytes")
+    __slots__ = ("region", "tenant", "used_bytes", "view")
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, view: int) -> None:
         self.region = region
+        self.view = view
         self.tenant = ""
+        self.used_bytes = 0
+
+    def clear(self) -> None:
+        """Clear what was used, which no stream can reach any more."""
+        if self.used_bytes:
+            _fill(self.view, 0, min(self.used_bytes, self.region.size_bytes))
+            self.used_bytes = 0
+
+    def clear_all(self) -> None:
+        """Clear all of it: a kernel may have written past its windows."""
+        _fill(self.view, 0, self.region.size_bytes)
         self.used_bytes = 0
 
 
@@ -167,19 +180,13 @@ class StagingRing:
                 raise CapacityExhausted(f"all {self._slots} slots for small windows are taken")
             slot = self._choose(tenant)
         if slot.tenant not in {tenant, ""}:
-            _fill(slot.region.address, 0, self._slot_bytes)
+            slot.clear_all()
         slot.tenant = tenant
         return slot
 
-    def clear(self, slot: Slot) -> None:
-        """Clear what of a slot was used, which no stream can reach any more."""
-        if slot.used_bytes:
-            _fill(slot.region.address, 0, min(slot.used_bytes, self._slot_bytes))
-            slot.used_bytes = 0
-
     def give(self, slot: Slot) -> None:
         """Give a slot back, which no stream can reach any more."""
-        self.clear(slot)
+        slot.clear()
         with self._lock:
             self._idle.append(slot)
 
@@ -219,7 +226,7 @@ class StagingRing:
         _mapped.add(memory)
         self._memory, self._address = memory, address
         starts = range(address, address + len(memory), self._slot_bytes)
-        self._idle = [Slot(Region(start, self._slot_bytes, host=True)) for start in starts]
+        self._idle = [Slot(Region(start, self._slot_bytes, host=True), start) for start in starts]
 
 
 def _address(memory: mmap.mmap) -> int:

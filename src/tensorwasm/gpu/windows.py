@@ -17,12 +17,14 @@ from tensorwasm.gpu.device.limits import PIN_COPY_BYTES, PIN_PRICE_BYTES
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.reach import Reach
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
+from tensorwasm.gpu.resources.session_windows import SessionWindow
 from tensorwasm.gpu.staging import BLOCK_BYTES, Placement, Slot, copy_back
 from tensorwasm.gpu.state.numbered import GraphTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.values import Deadline, MemoryKind, Region
 
-_RENT_BYTES: Final[Mapping[MemoryKind, int]] = {"auto": PIN_PRICE_BYTES, "staged": 1 << 62}
+_WITHOUT_END: Final = 1 << 62
+_RENT_BYTES: Final[Mapping[MemoryKind, int]] = {"auto": PIN_PRICE_BYTES, "staged": _WITHOUT_END}
 """Kinds of memory that may be staged, and how many bytes may be beside half of what the memory has: or without end."""
 
 
@@ -37,6 +39,8 @@ class Windows:
         work: waited for before memory is registered anew, or a slot is written.
         graphs: which of them may be replayed depends on what is reached.
         kind: of the guest's memory.
+        session_window: of guarded kernels. They reach nothing but that, so that windows are staged in it, whatever the
+            kind; its slot grows with them.
 
     Attributes:
         kind: of the guest's memory.
@@ -48,6 +52,7 @@ class Windows:
         "_graphs",
         "_regions",
         "_resources",
+        "_session_window",
         "_sheet",
         "_slot",
         "_tenancy",
@@ -65,8 +70,10 @@ class Windows:
         work: SessionWork,
         graphs: GraphTable,
         kind: MemoryKind,
+        session_window: SessionWindow | None = None,
     ) -> None:
-        self.reach = Reach(resources.device, tenancy.account, regions, sheet, kind)
+        confined = session_window is not None
+        self.reach = Reach(resources.device, tenancy.account, regions, sheet, kind, confined=confined)
         self._resources = resources
         self._tenancy = tenancy
         self._regions = regions
@@ -74,8 +81,18 @@ class Windows:
         self._work = work
         self._graphs = graphs
         self.kind = kind
+        self._session_window = session_window
         self._slot: Slot | None = None
         self._renew_rent()
+
+    @property
+    def confined(self) -> bool:
+        """Whether kernels reach the guest's memory through the slot alone."""
+        return self._session_window is not None and not self.reach.direct
+
+    @property
+    def _rents(self) -> bool:
+        return self.kind in _RENT_BYTES or self.confined
 
     # ---------------------------------------------------------------------------------------- in place
 
@@ -91,7 +108,7 @@ class Windows:
         """
         if not memory.size_bytes or memory == self.reach.region:
             return
-        if self.kind == "staged":
+        if self.kind == "staged" or self.confined:
             raise LaunchRefused("this function's memory is staged: only a launch that waits can have windows on it")
         if self._outdated(memory):
             self._work.wait_all(deadline)
@@ -114,7 +131,7 @@ class Windows:
             DeviceLost: the device does not answer.
         """
         require_inside(window, memory)
-        if self.kind != "staged":
+        if self.kind != "staged" and not self.confined:
             self.extend(memory, deadline)
         return self.reach.holds(window.address, window.length_bytes)
 
@@ -132,16 +149,16 @@ class Windows:
 
     def before_start(self, memory: Region) -> list[int]:
         """Return the streams, by their numbers, that drain before work with windows on the memory can be started."""
-        return self._busy() if self._outdated(memory) else []
+        return self._busy() if self.confined or self._outdated(memory) else []
 
     def before_launch(self, memory: Region) -> list[int]:
         """Return the same for a launch that waits."""
-        staging = self.kind in _RENT_BYTES and self.reach.region is None
+        staging = self._rents and self.reach.region is None
         return self._busy() if staging or self._outdated(memory) else []
 
     def before_copy(self, memory: Region, stream: int) -> list[int]:
         """Return the same for a copy that is given to a stream."""
-        if self.kind == "staged":
+        if self.kind == "staged" or self.confined:
             return [number for number in self._busy() if number == stream]
         return self.before_start(memory)
 
@@ -170,6 +187,9 @@ class Windows:
         """
         if not memory.size_bytes:
             return None
+        if self.confined:
+            self._work.wait_all(deadline)  # the slot may have to grow
+            return self._stage(windows, memory)
         rents = self.kind in _RENT_BYTES
         if rents and self.reach.region is None:
             placement = self._stage(windows, memory)
@@ -186,12 +206,16 @@ class Windows:
 
     def offer(self) -> None:
         """Have a slot for compiled code to find, if there are plenty and windows may be staged."""
-        if self.kind in _RENT_BYTES and self.reach.region is None and self._resources.ring.plenty:
+        plenty = self.confined or self._resources.ring.plenty
+        if self._rents and self.reach.region is None and plenty:
             with suppress(CapacityExhausted):
                 self._take_slot()
 
-    def locate(self, placement: Placement, arguments: Sequence[Argument]) -> Sequence[Argument]:
-        """Return a launch's arguments with its windows in the slot."""
+    def locate(self, placement: Placement | None, arguments: Sequence[Argument]) -> Sequence[Argument]:
+        """Return a launch's arguments with its windows where the device reaches them: in place without a placement."""
+        displacement = self.reach.displacement
+        if placement is None:
+            return arguments if not displacement else [_displaced(argument, displacement) for argument in arguments]
         slot_at = self._require_slot().region.address
         return [
             placement.locate(argument, slot_at) if isinstance(argument, HostWindow) else argument
@@ -210,11 +234,11 @@ class Windows:
         self._work.wait_all(deadline)
         slot.used_bytes = max(slot.used_bytes, placement.used_bytes)
         self._sheet.stage_left = max(self._sheet.stage_left - placement.used_bytes, 0)
-        placement.copy_in(slot.region.address)
+        placement.copy_in(slot.view)
 
     def copy_out(self, placement: Placement) -> None:
         """Copy a launch's windows back, once it has ended."""
-        placement.copy_out(self._require_slot().region.address)
+        placement.copy_out(self._require_slot().view)
 
     def finish(self, memory: Region) -> None:
         """Copy back what a staged launch of compiled code, which has ended, left in the slot.
@@ -235,7 +259,10 @@ class Windows:
         slot, self._slot = self._slot, None
         if slot is not None and trusted:
             slot.used_bytes = max(slot.used_bytes, self._sheet.stage_used)
-            self._resources.ring.give(slot)
+            if self._session_window is not None:
+                slot.clear()
+            else:
+                self._resources.ring.give(slot)
         return self.reach.release()
 
     def renew(self) -> None:
@@ -243,7 +270,7 @@ class Windows:
         self._renew_rent()
         if self._slot is not None:
             self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
-            self._resources.ring.clear(self._slot)
+            self._slot.clear()
             self._sheet.stage_used = 0
 
     def _stage(self, windows: Sequence[HostWindow], memory: Region) -> Placement | None:
@@ -252,6 +279,9 @@ class Windows:
         for window in windows:
             require_inside(window, memory)
         placement = Placement(windows, memory.address)
+        if self._session_window is not None:
+            self._fit_slot(self._session_window, placement.used_bytes)
+            return placement
         slot_bytes = self._resources.ring.slot_bytes
         if placement.used_bytes > slot_bytes:
             if self.kind == "staged":
@@ -268,7 +298,8 @@ class Windows:
     def _renew_rent(self) -> None:
         """Let nothing be staged any more of memory that was bought, of other memory as much as its kind may."""
         self._counted = 0
-        self._sheet.stage_left = _RENT_BYTES.get(self.kind, 0) if self.reach.region is None else 0
+        most_bytes = _WITHOUT_END if self.confined else _RENT_BYTES.get(self.kind, 0)
+        self._sheet.stage_left = most_bytes if self.reach.region is None else 0
 
     def _count_rent(self, memory: Region) -> int:
         """Return how many bytes may still be staged of a memory of that size."""
@@ -279,15 +310,35 @@ class Windows:
 
     def _take_slot(self) -> None:
         if self._slot is None:
-            self._slot = slot = self._resources.take_slot(self._tenancy.tenant)
-            self._regions.add(slot.region)
-            self._sheet.show_slot(slot.region.address, slot.region.size_bytes)
-            self._work.confine()
+            own = self._session_window
+            self._use_slot(self._resources.take_slot(self._tenancy.tenant) if own is None else own.slot)
+
+    def _fit_slot(self, window: SessionWindow, size_bytes: int) -> None:
+        """Have a slot of the session's window that is large enough, while nothing is in flight."""
+        self._take_slot()
+        if size_bytes > window.slot.region.size_bytes:
+            self._regions.remove(window.slot.region)
+            try:
+                window.grow_slot(size_bytes)
+            finally:
+                self._use_slot(window.slot)
+
+    def _use_slot(self, slot: Slot) -> None:
+        self._slot = slot
+        self._regions.add(slot.region)
+        self._sheet.show_slot(slot.region, slot.view)
+        self._work.confine()
 
     def _require_slot(self) -> Slot:
         if self._slot is None:
             raise InternalError("no window is staged")
         return self._slot
+
+
+def _displaced(argument: Argument, displacement: int) -> Argument:
+    if isinstance(argument, HostWindow):
+        return HostWindow(argument.address + displacement, argument.length_bytes)
+    return argument
 
 
 def require_inside(window: HostWindow, memory: Region) -> None:

@@ -37,7 +37,7 @@ WINDOW_BYTES: Final = 1 << 32
 MAX_DISPLACEMENT_BYTES: Final = 8 << 20
 """Greatest distance of an access from a fenced address; the slack on both sides of a window is longer."""
 SHARED_BASE: Final = 1024
-"""Where ptxas puts the first variable in shared memory: behind what CUDA reserves (sm_80 and later)."""
+"""Where ptxas puts the first variable in shared memory: behind what CUDA reserves from sm_90 on."""
 SHARED_ALIGN: Final = 1024
 MAX_STATIC_SHARED_BYTES: Final = 48 << 10
 MAX_LOCAL_BYTES: Final = 32 << 10

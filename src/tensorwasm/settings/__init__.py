@@ -12,6 +12,7 @@ from typing import Final
 from tensorwasm.settings.parsing import (
     Setting,
     architecture,
+    checked_isolation,
     checked_memory_kind,
     count,
     flag,
@@ -25,7 +26,7 @@ from tensorwasm.settings.parsing import (
     size,
     text,
 )
-from tensorwasm.values import MIB, Limits, MemoryKind
+from tensorwasm.values import MIB, Isolation, Limits, MemoryKind
 
 SERVER: Final = "http://127.0.0.1:8080"
 """Default URL of the server, for the client commands."""
@@ -113,6 +114,12 @@ class Settings:
         checked_memory_kind,
         "auto",
         "How kernels reach a guest's linear memory: auto, staged, pinned, managed or vmm.",
+    )
+    isolation: Isolation = setting(  # noqa: RUF009 - a declaration
+        "TENSOR_WASM_ISOLATION",
+        checked_isolation,
+        "stream",
+        "What keeps kernels of different guests apart in one process with a GPU: guarded, or stream for nothing.",
     )
     gpu_quota_mib: int | None = setting(
         "TENSOR_WASM_GPU_QUOTA",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import MEMORY_KINDS, NEWEST_PTX, OLDEST_PTX, MemoryKind
+from tensorwasm.values import ISOLATIONS, MEMORY_KINDS, NEWEST_PTX, OLDEST_PTX, Isolation, MemoryKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,14 @@ def checked_memory_kind(name: str, kind: str) -> MemoryKind:
         if kind == known:
             return known
     raise InvalidArgs(f"{name} is one of {', '.join(MEMORY_KINDS)}, not {kind[:64]!r}")
+
+
+def checked_isolation(name: str, isolation: str) -> Isolation:
+    """Return an isolation, or raise InvalidArgs with the name and the valid ones."""
+    for known in ISOLATIONS:
+        if isolation == known:
+            return known
+    raise InvalidArgs(f"{name} is one of {', '.join(ISOLATIONS)}, not {isolation[:64]!r}")
 
 
 _MAX_SECONDS: Final = 1e9

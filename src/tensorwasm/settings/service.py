@@ -214,8 +214,8 @@ class ServiceSettings:
         "TENSOR_WASM_API_ISOLATION",
         text,
         "",
-        "Whether tenants share the workers of a GPU: shared or process; by default process on CUDA, shared on the "
-        "emulator.",
+        "What keeps kernels of different tenants apart on a GPU: guarded, process, or stream for nothing; by default "
+        "process on CUDA, stream on the emulator.",
     )
 
     @classmethod

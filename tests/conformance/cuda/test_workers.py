@@ -145,7 +145,7 @@ def test_every_gpu_is_found_by_its_ordinal():
 def test_tenants_share_a_worker_only_where_ptxas_compiles_for_the_gpu(gpu):
     ptxas = find_assembler(settings.current().ptxas, os.environ)
     cuda = cuda_version(int(load_driver().call("cuDriverGetVersion")))
-    with WorkerExecutor("cuda:0", isolation="shared") as executor:
+    with WorkerExecutor("cuda:0", isolation="stream") as executor:
         if ptxas is not None and ptxas.serves(gpu.info.compute_capability, cuda):
             outcomes = [call(executor, "once", tenant).result(SOON_S).values for tenant in ("ann", "bob")]
             assert outcomes == [(0,), (0,)]

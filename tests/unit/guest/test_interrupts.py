@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import signal
 import threading
 from collections.abc import Callable
@@ -98,11 +99,14 @@ def test_a_guest_is_not_begun_where_callbacks_could_not_begin(spawn, capfd):
         except (RecursionError, InternalError) as error:
             outcomes.add(type(error))
 
-    too_deep = 0
-    with pytest.raises(RecursionError):
-        while True:
-            descend(too_deep, lambda: None)
-            too_deep += 1
+    def fits(depth: int) -> bool:
+        try:
+            descend(depth, lambda: None)
+        except RecursionError:
+            return False
+        return True
+
+    too_deep = next(depth for depth in itertools.count() if not fits(depth))
     for depth in range(too_deep - 100, too_deep):
         try:
             descend(depth, call)

@@ -10,10 +10,11 @@ import pytest
 
 from cases import Buffer, cases
 from fakes.emulation import Emulation
-from oracles.guarding import GuardedText, guarded_text, launch_block
+from oracles.guarding import GuardedText, guarded_text
 from oracles.windows import OWN_AT, AddressWindow, races_allowed
 from tensorwasm import ptx
 from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.ptx.guarded_kernel import launch_parameter
 from tensorwasm.values import NEVER, LaunchConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
@@ -87,8 +88,8 @@ def run(memory, case, text):
         image = text.image(window.base + DATA_AT)
         window.bytes_of(window.own)[DATA_AT - OWN_AT :][: len(image)] = np.frombuffer(image, np.uint8)
         none = emulation.buffer([0] * 2)
-        words = window.base >> 32, DATA_AT, NEVER_NS, none.address, none.address + 4
-        values.append(launch_block(*words, shared_bytes, case.shared_bytes))
+        words = window.base, DATA_AT, NEVER_NS, none.address, none.address + 4
+        values.append(launch_parameter(*words, shared_bytes, case.shared_bytes))
         text = text.text
         regions = [window.region, none]
     else:

@@ -20,6 +20,7 @@ from tensorwasm.errors import (
     LaunchRefused,
     QuotaExceeded,
 )
+from tensorwasm.gpu.cuda.clock import DeviceClock
 from tensorwasm.gpu.cuda.core import Core
 from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure
 from tensorwasm.gpu.cuda.driver.contexts import Context, bound
@@ -32,11 +33,15 @@ from tensorwasm.gpu.cuda.native import CudaNative
 from tensorwasm.gpu.cuda.streams.events_graphs import CudaEvents, CudaGraphs
 from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput
 from tensorwasm.gpu.device.protocols import LoadedModule, Stream
+from tensorwasm.ptx.guarded import SHARED_BASE
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
 
 _COPY_CHECK_S: Final = 1.0
 """How often the wait for a copy that has been started checks whether the GPU was lost."""
+
+_RESERVING: Final = (9, 0)
+"""Compute capability from which on the system has a part of shared memory."""
 
 _CLOSE_LIMIT_S: Final = 1.0
 """How long `CudaDevice.close` waits for work that still runs."""
@@ -86,6 +91,18 @@ class CudaDevice:
         self.unified = CudaUnified(self._core, traits, self._allocator)
         self.windows = CudaWindows(self._core, traits, self._allocator, self.unified)
         self.native = CudaNative(self._core, limits)
+        self._clock = DeviceClock(self._core, compiler)
+        self._core.on_reset.append(self._clock.forget)
+
+    @property
+    def timer_offset_ns(self) -> int:
+        """See `Device.timer_offset_ns`, which is compared anew once a minute."""
+        return self._clock.offset_ns()
+
+    @property
+    def shared_base(self) -> int:
+        """See `Device.shared_base`: 1 KiB before it is the system's from sm_90 on."""
+        return SHARED_BASE if self.info.compute_capability >= _RESERVING else 0
 
     def statistics(self) -> DeviceStatistics:
         """Return what the device holds now; after `close`, what could not be given back."""
@@ -329,7 +346,8 @@ class CudaDevice:
             self._release_each(live.pools, self.pools.destroy)
         self._release_each(live.streams, core.destroy_stream)
         streams.wait_for_own(limit)  # frees under way: the driver would keep their pools for them
-        released = [not live.allocations and self._released(self._allocator.close)]
+        released = [self._released(self._clock.release)]
+        released += [not live.allocations and self._released(self._allocator.close)]
         released += [self._released(core.destroy_stream, stream) for stream in streams.all_own()]
         streams.forget()
         return all(released) and live.empty()
@@ -344,9 +362,12 @@ class CudaDevice:
         """Return whether the driver took it back; once the device is lost it is not asked."""
         if self._core.gpu.lost:
             return False
+        counted = self._core.live.release_failures
         try:
             release(*args)
         except DriverFailure as failure:
+            if self._core.live.release_failures == counted:  # of a wait before the release
+                self._core.note_kept(failure)
             self._core.judge(failure)
             return False
         except CapacityExhausted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.gpu.device.protocols import (
     AddressWindows,
@@ -120,6 +120,14 @@ class Device(Protocol):
     def native(self) -> Native:
         """The device for compiled code."""
 
+    @property
+    def timer_offset_ns(self) -> int:
+        """What kernels read as ``%globaltimer`` beyond the monotonic clock; negative if they read less."""
+
+    @property
+    def shared_base(self) -> int:
+        """Where kernels find the first variable in shared memory."""
+
     def allocate(self, size_bytes: int) -> int:
         """Return the address of new zeroed device memory, at least 256-byte aligned.
 
@@ -230,10 +238,10 @@ class Device(Protocol):
         """Release everything. Idempotent."""
 
 
-def attempt(release: Callable[[Any], object], thing: object) -> list[Exception]:
-    """Release one thing; return what that raised, if anything."""
+def attempt(release: Callable[..., object], *things: object) -> list[Exception]:
+    """Release something; return what that raised, if anything."""
     try:
-        release(thing)
+        release(*things)
     except Exception as error:  # noqa: BLE001 - a device that breaks its contract must not stop the other releases
         return [error]
     return []

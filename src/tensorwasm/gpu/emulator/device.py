@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -84,6 +85,14 @@ class EmulatorDevice:
         self.native: Final = EmulatedNative(
             self.info, allocations, kernels, queues, copies, self.graphs, background, self._handles
         )
+
+    shared_base: Final = 0
+    """Where the first variable in shared memory is."""
+
+    @property
+    def timer_offset_ns(self) -> int:
+        """What ``%globaltimer`` is beyond the monotonic clock: kernels read the system's time."""
+        return time.time_ns() - time.monotonic_ns()
 
     # ---------------------------------------------------------------------------------------------- memory
 

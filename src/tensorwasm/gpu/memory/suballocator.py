@@ -158,12 +158,17 @@ class Suballocator:
         account: charged for every region, with its size rounded up to 256 bytes.
         spare: called when the device has no memory left for a request within the cap: lets the device's other
             suballocators `trim`, and returns whether any could.
+        granule_bytes: what chunks are multiples of, where the pools allocate nothing else; they are as small as the
+            request allows then. 0 for chunks of any size.
     """
 
-    def __init__(self, pools: Pools, account: Account, *, spare: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, pools: Pools, account: Account, *, spare: Callable[[], bool] = lambda: False, granule_bytes: int = 0
+    ) -> None:
         self._pools = pools
         self._account = account
         self._spare = spare
+        self._granule_bytes = granule_bytes
         # Two locks, always taken in this order: one while the device is asked, one for the tables alone.
         self._growth = threading.Lock()
         self._tables = threading.RLock()
@@ -323,6 +328,8 @@ class Suballocator:
         own = taken_bytes * _PIECES_PER_CHUNK >= standard_bytes and self._account.max_bytes > _WHOLE_CAP_BYTES
         for source in self._sources:
             room_bytes = source.max_bytes - source.held_bytes
+            if self._granule_bytes:
+                taken_bytes = _rounded(taken_bytes, self._granule_bytes)
             shared_bytes = min(standard_bytes, room_bytes)
             if not own and shared_bytes > taken_bytes:
                 yield shared_bytes, source
@@ -330,6 +337,8 @@ class Suballocator:
                 yield taken_bytes, source
 
     def _standard_bytes(self) -> int:
+        if self._granule_bytes:
+            return self._granule_bytes
         cap_bytes = self._account.max_bytes
         if cap_bytes <= _WHOLE_CAP_BYTES:
             return _rounded(cap_bytes)
@@ -337,7 +346,7 @@ class Suballocator:
 
     def _fit_pools(self) -> None:
         """Open pools up to the account's cap in all; if nothing is allocated from any, one alone."""
-        cap_bytes = _rounded(self._account.max_bytes)
+        cap_bytes = _rounded(self._account.max_bytes, self._granule_bytes or GRAIN_BYTES)
         sizes = [source.max_bytes for source in self._sources]
         if sizes != [cap_bytes] and not any(source.held_bytes for source in self._sources):
             self._close_pools()
@@ -379,5 +388,5 @@ class Suballocator:
         return True
 
 
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES
+def _rounded(size_bytes: int, grain_bytes: int = GRAIN_BYTES) -> int:
+    return -(-size_bytes // grain_bytes) * grain_bytes

@@ -17,6 +17,8 @@ import ctypes
 from typing import Final
 
 from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
+from tensorwasm.ptx.guarded import LAUNCH_BYTES
+from tensorwasm.ptx.guarded_kernel import GuardedKernel
 from tensorwasm.values import KernelSignature
 
 KERNEL_ROWS: Final = 64
@@ -57,7 +59,10 @@ class KernelHead(ctypes.Structure):
     """A kernel, followed in memory by ``param_count`` rows of `ParamRow`. Never changes once made.
 
     ``passable`` is 0 if a parameter cannot be passed as a record: Python then says which. ``required`` is the block
-    that the kernel demands, zeros if none. ``max_shared_bytes`` bounds dynamic shared memory.
+    that the kernel demands, zeros if none. ``max_shared_bytes`` bounds dynamic shared memory. ``guarded`` is 1 for a
+    guarded kernel, which takes one parameter more, ``dynamic`` if the launch says how much shared memory there is; for
+    the fields behind it see `tensorwasm.ptx.guarded_kernel.SharedNeeds`. ``whole_rows`` and ``whole_warps`` are those
+    of `tensorwasm.ptx.verifier.Verified`.
     """
 
     _fields_ = (
@@ -69,13 +74,20 @@ class KernelHead(ctypes.Structure):
         ("max_grid", _u64 * 3),
         ("max_block", _u64 * 3),
         ("required", _u64 * 3),
+        ("guarded", _u64),
+        ("dynamic", _u64),
+        ("program_bytes", _u64),
+        ("reserve_bytes", _u64),
+        ("least_bytes", _u64),
+        ("whole_rows", _u64),
+        ("whole_warps", _u64),
     )
 
 
 class KernelRow(ctypes.Structure):
-    """A kernel id and the address of its `KernelHead`."""
+    """A kernel id, the address of its `KernelHead`, and that of the session's copy of its module's variables."""
 
-    _fields_ = (("id", _u64), ("head", _u64))
+    _fields_ = (("id", _u64), ("head", _u64), ("data", _u64))
 
 
 class BufferRow(ctypes.Structure):
@@ -146,7 +158,8 @@ class Scratch(ctypes.Structure):
     _fields_ = (
         ("argv", ctypes.c_ubyte * (MAX_ARGV_BYTES + 8)),
         ("values", _u64 * MAX_ARGS),
-        ("pointers", _u64 * MAX_ARGS),
+        ("pointers", _u64 * (MAX_ARGS + 1)),
+        ("launch", _u64 * (LAUNCH_BYTES // WORD_BYTES)),
         ("windows", _u64 * (4 * MAX_ARGS)),
     )
 
@@ -158,7 +171,9 @@ class SessionLayout(ctypes.Structure):
         armed: 1 when compiled code may act: granted, healthy and bound.
         deadline_ns: of the guest's current call, on the monotonic clock; `NO_DEADLINE_NS` for none.
         memory: the ``wasmtime_memory_t`` of the guest's exported memory; zeros until known.
-        reach_at, reach_bytes: part of linear memory that the device reaches under the host's addresses; 0 for none.
+        reach_at, reach_bytes: part of linear memory that the device reaches in place, by the host's addresses; 0 for
+            none.
+        reach_displacement: what is added to an address there for the device's, modulo 2**64.
         placed: 1 while the session holds a permit at the gate. The gate may take it back while nothing is pending.
         pending: launches, copies and events given to any stream since all were last seen drained; of a replayed graph
             all that it holds.
@@ -166,7 +181,8 @@ class SessionLayout(ctypes.Structure):
         launched, replayed, copied_bytes, refusals: counters that only grow; Python reads them.
         driver: address of a `DriverTable`.
         scratch: address of the `Scratch` of the thread that runs the guest now.
-        stage_at, stage_bytes: the staging slot, reached by host and device under one address; 0 for none.
+        stage_at, stage_bytes: the staging slot, as the device reaches it; 0 for none.
+        stage_view: where the host reaches it.
         stage_used: high-water mark in it: what has to be cleared.
         staged: windows of the staged launch that is in flight, to be copied back.
         stage_left: bytes of the slot that launches may still use, all together, before Python decides whether the
@@ -177,6 +193,9 @@ class SessionLayout(ctypes.Structure):
             their texts. They have the ids before ``next_kernel``.
         loaded: the rows of their offers.
         visited: 1 while compiled code has made the guest's sandbox and will end it.
+        window_at: the session's window, 0 without a guard.
+        flag_at, status_at: the session's stop word (`tensorwasm.gpu.resources.stop_words`).
+        timer_offset: of the device (`Device.timer_offset_ns`), modulo 2**64.
     """
 
     _fields_ = (
@@ -185,6 +204,7 @@ class SessionLayout(ctypes.Structure):
         ("memory", _u64 * 3),
         ("reach_at", _u64),
         ("reach_bytes", _u64),
+        ("reach_displacement", _u64),
         ("placed", _u64),
         ("pending", _u64),
         ("most_pending", _u64),
@@ -196,6 +216,7 @@ class SessionLayout(ctypes.Structure):
         ("scratch", _u64),
         ("stage_at", _u64),
         ("stage_bytes", _u64),
+        ("stage_view", _u64),
         ("stage_used", _u64),
         ("staged", _u64),
         ("stage_left", _u64),
@@ -206,6 +227,10 @@ class SessionLayout(ctypes.Structure):
         ("loaded_bytes", _u64),
         ("loaded", _u64 * LOAD_ROWS),
         ("visited", _u64),
+        ("window_at", _u64),
+        ("flag_at", _u64),
+        ("status_at", _u64),
+        ("timer_offset", _u64),
         ("offers", OfferRow * OFFER_ROWS),
         ("streams", StreamRow * STREAM_ROWS),
         ("kernels", KernelRow * KERNEL_ROWS),
@@ -224,7 +249,7 @@ class KernelImage:
 
     __slots__ = ("_memory", "address")
 
-    def __init__(self, signature: KernelSignature, native: NativeKernel) -> None:
+    def __init__(self, signature: KernelSignature, native: NativeKernel, guarded: GuardedKernel | None = None) -> None:
         rows = [ParamRow(param.size_bytes, int(param.pointer), param.access_align_bytes) for param in signature.params]
         passable = len(rows) <= MAX_ARGS and all(
             param.scalar and param.size_bytes in (4, 8) and (not param.pointer or param.size_bytes == 8)
@@ -240,6 +265,11 @@ class KernelImage:
             max_block=native.max_block,
             required=signature.required_block or (0, 0, 0),
         )
+        if guarded is not None:
+            head.guarded = 1
+            head.dynamic, head.program_bytes = int(guarded.shared.dynamic), guarded.shared.program_bytes
+            head.reserve_bytes, head.least_bytes = guarded.shared.reserve_bytes, guarded.shared.least_bytes
+            head.whole_rows, head.whole_warps = int(guarded.verified.whole_rows), int(guarded.verified.whole_warps)
         data = bytes(head) + b"".join(map(bytes, rows))
         self._memory = (_u64 * (len(data) // 8)).from_buffer_copy(data)
         self.address = ctypes.addressof(self._memory)

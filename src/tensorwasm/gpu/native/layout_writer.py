@@ -124,17 +124,27 @@ class SessionLayoutWriter:
         """Send compiled code to Python for everything from now on."""
         self.words[_AT.armed] = 0
 
-    def show_reach(self, region: Region | None) -> None:
-        """Set which part of the guest's memory the device reaches in place."""
+    def show_reach(self, region: Region | None, displacement: int = 0) -> None:
+        """Set which part of the guest's memory the device reaches in place, and how far away it sees it."""
+        self.words[_AT.reach_displacement] = displacement % (1 << 64)
         self.words[_AT.reach_at] = region.address if region else 0
         self.words[_AT.reach_bytes] = region.size_bytes if region else 0
 
+    def show_guard(self, window: int, flag: int, status: int) -> None:
+        """Set the session's window and the addresses of its stop word."""
+        self.words[_AT.window_at], self.words[_AT.flag_at], self.words[_AT.status_at] = window, flag, status
+
+    def show_timer(self, offset_ns: int) -> None:
+        """Set what the device's clock is beyond the monotonic one."""
+        self.words[_AT.timer_offset] = offset_ns % (1 << 64)
+
     # ------------------------------------------------------------------------------------------- staging
 
-    def show_slot(self, address: int, size_bytes: int) -> None:
-        """Let compiled code stage windows of that many bytes in all."""
-        self.words[_AT.stage_at] = address
-        self.words[_AT.stage_bytes] = size_bytes
+    def show_slot(self, region: Region, view: int) -> None:
+        """Let compiled code stage windows in a region of the device, which the host reaches at an address."""
+        self.words[_AT.stage_at] = region.address
+        self.words[_AT.stage_bytes] = region.size_bytes
+        self.words[_AT.stage_view] = view
 
     def staged_windows(self) -> list[tuple[int, int, int]]:
         """Return offset, length and place in the slot of the windows that compiled code has staged."""
@@ -229,11 +239,11 @@ class SessionLayoutWriter:
         """Remove a device buffer, if it is there."""
         self._hide(_AT.buffers + handle % BUFFER_ROWS * _BUFFER, handle)
 
-    def show_kernel(self, kernel_id: int, image: KernelImage) -> None:
+    def show_kernel(self, kernel_id: int, image: KernelImage, data_at: int = 0) -> None:
         """Enter a kernel, whose image stays alive until it is hidden; the newest of a row wins."""
         self._used = True
         row = _AT.kernels + kernel_id % KERNEL_ROWS * _KERNEL
-        self.words[row], self.words[row + 1] = kernel_id, image.address
+        self.words[row], self.words[row + 1], self.words[row + 2] = kernel_id, image.address, data_at
 
     def hide_kernel(self, kernel_id: int) -> None:
         """Remove a kernel, if it is there."""
@@ -270,7 +280,8 @@ _WIPED: Final = tuple(
     getattr(_AT, name)
     for name in (
         *("armed", "driver", "placed", "pending", "most_pending", "reach_at", "reach_bytes"),
-        *("stage_at", "stage_bytes", "stage_used", "staged", "stage_left"),
+        *("stage_at", "stage_bytes", "stage_view", "stage_used", "staged", "stage_left"),
         *("next_kernel", "budget", "loads", "loaded_bytes"),
+        *("window_at", "flag_at", "status_at"),
     )
 )

@@ -17,6 +17,7 @@ from tensorwasm.gpu.limits.queue_credits import QueueCapacity
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
 from tensorwasm.gpu.resources.kernel_cache import KernelCache
+from tensorwasm.gpu.resources.session_windows import SessionWindows
 from tensorwasm.gpu.resources.stream_stock import Stock, StreamStock
 from tensorwasm.gpu.staging import Slot, StagingRing
 
@@ -100,22 +101,31 @@ class DeviceResources:
         accounts: of the device's tenants; None brings those of a process with one tenant.
         gate: entered while work is on the device.
         streams: made at once and shared when all are in use; 0 makes any number, each when it is needed.
+        guarded: whether kernels are guarded: then each session has a window, and tenants can share the device.
 
     Attributes:
         ring: slots for small windows.
         queue_capacity: for guests whose thread must not wait in the driver.
+        windows: where sessions of guarded kernels are confined; None without a guard.
     """
 
     def __init__(
-        self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE, streams: int = 0
+        self,
+        device: Device,
+        accounts: Accounts | None = None,
+        gate: Gate = PROCESS_GATE,
+        streams: int = 0,
+        *,
+        guarded: bool = False,
     ) -> None:
         self.device = device
         self.accounts = accounts or Accounts()
         self.gate = gate
-        self.kernels = KernelCache(device)
+        self.kernels = KernelCache(device, guarded=guarded)
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
+        self.windows = SessionWindows(device) if guarded else None
         self.session_pool = SessionPool()
         self.queue_capacity = QueueCapacity()
         self._lock = threading.Lock()
@@ -166,7 +176,8 @@ class DeviceResources:
         What an abandoned session can reach stays for as long as the process.
         """
         self.session_pool.close()
-        failures = self.kernels.close() + self.ring.close() + self.streams.close() + self.events.close()
+        failures = [] if self.windows is None else self.windows.close()
+        failures += self.kernels.close() + self.ring.close() + self.streams.close() + self.events.close()
         with self._lock:
             tenancies, self._tenancies = list(self._tenancies.values()), {}
         for tenancy in tenancies:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm import ptx
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
+from tensorwasm.ptx.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
 from tensorwasm.values import MIB, Deadline, KernelSignature
@@ -41,6 +42,8 @@ class Draft:
         private: whether it is for one sandbox only: it has such variables, or prints.
         writable: whether the kernel may write to some of them.
         prints: whether it prints.
+        guarded: the kernel in its guarded form, which ``module`` and ``signature`` are of then; None without a guard.
+            Each session has the module's variables in its window, so that nothing is private.
     """
 
     module: Module
@@ -50,6 +53,7 @@ class Draft:
     private: bool
     writable: bool
     prints: bool = False
+    guarded: GuardedKernel | None = None
 
 
 class SharedKernel:
@@ -60,6 +64,7 @@ class SharedKernel:
         text: as a guest gave it; the sum of the texts bounds what is kept idle.
         private: whether one sandbox only may have it.
         writable: whether it may have written to the module's variables.
+        guarded: as in `Draft`.
     """
 
     __slots__ = (
@@ -67,6 +72,7 @@ class SharedKernel:
         "_lock",
         "device_bytes",
         "entry",
+        "guarded",
         "holders",
         "key",
         "loaded",
@@ -82,7 +88,7 @@ class SharedKernel:
         self.key = key
         self.signature, self.entry = draft.signature, draft.signature.entry
         self.text, self.text_bytes, self.device_bytes = draft.text, len(draft.text), draft.device_bytes
-        self.private, self.writable = draft.private, draft.writable
+        self.private, self.writable, self.guarded = draft.private, draft.writable, draft.guarded
         self.holders = 1
         self._image: KernelImage | None = None
         self._lock = threading.Lock()
@@ -93,7 +99,7 @@ class SharedKernel:
             native = device.native.kernel(self.loaded, self.entry, deadline)
             with self._lock:  # a second image would free the first, whose address layouts have
                 if self._image is None:
-                    self._image = KernelImage(self.signature, native)
+                    self._image = KernelImage(self.signature, native, self.guarded)
         return self._image
 
 
@@ -107,10 +113,19 @@ class KernelCache:
         device: where they are loaded.
         max_idle: kernels kept that no session holds.
         max_idle_bytes: their texts.
+        guarded: whether kernels are guarded, so that those of several tenants can share the device.
     """
 
-    def __init__(self, device: Device, max_idle: int = MAX_IDLE_KERNELS, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
+    def __init__(
+        self,
+        device: Device,
+        max_idle: int = MAX_IDLE_KERNELS,
+        max_idle_bytes: int = MAX_IDLE_BYTES,
+        *,
+        guarded: bool = False,
+    ) -> None:
         self._device = device
+        self._guarded = guarded
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.RLock()
@@ -156,6 +171,8 @@ class KernelCache:
         chosen = ptx.select(ptx.parse_variants(text, deadline), architecture, self._device.info.ptx_version)
         module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
+        if self._guarded:
+            return self._guard(module, signature, text, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         prints = ptx.find_printf(module) is not None
         draft = Draft(
@@ -173,6 +190,18 @@ class KernelCache:
                 if len(self._drafts) > MAX_DRAFTS:
                     self._drafts.popitem(last=False)
         return draft
+
+    def _guard(self, module: Module, signature: KernelSignature, text: bytes, deadline: Deadline) -> Draft:
+        kernel = guard_kernel(module, self._device.shared_base, deadline)
+        return Draft(
+            kernel.module,
+            _guarded_signature(signature, kernel),
+            text,
+            device_bytes=kernel.data.size_bytes,
+            private=False,
+            writable=bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline),
+            guarded=kernel,
+        )
 
     def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:
         """Load a kernel; it is held until `release`. What it prints goes to ``output``.
@@ -239,6 +268,15 @@ class KernelCache:
 def digest(text: bytes) -> bytes:
     """Return the digest that stands for a text in a key."""
     return hashlib.sha256(text).digest()
+
+
+def _guarded_signature(signature: KernelSignature, kernel: GuardedKernel) -> KernelSignature:
+    """Return what launches are checked against: the verifier's word on alignment counts, not the analysis of flow."""
+    params = tuple(
+        replace(param, pointer=param.pointer or align > 1, access_align_bytes=max(param.access_align_bytes, align))
+        for param, align in zip(signature.params, kernel.verified.param_aligns, strict=True)
+    )
+    return replace(signature, params=params, static_shared_bytes=kernel.verified.arrays.shared_bytes)
 
 
 def _device_variables(module: Module, watch: Watch) -> list[Variable]:

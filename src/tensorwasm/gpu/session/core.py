@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from tensorwasm.errors import CallerError, DeviceLost, InvalidArgs, LimitError, QuotaExceeded
+from tensorwasm.errors import (
+    CallerError,
+    DeviceLost,
+    InvalidArgs,
+    LimitError,
+    QuotaExceeded,
+    TensorWasmError,
+)
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
@@ -15,10 +23,14 @@ from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
-from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.values import MemoryKind
+from tensorwasm.ptx.guarded_kernel import device_time, launch_parameter
+from tensorwasm.values import Deadline, LaunchConfig, MemoryKind, Region
+
+SETTLE_LIMIT_S: Final = 30.0
+"""Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
 
 REFUSALS: Final = (CallerError, LimitError, NoPermit)
 """Errors after which everything is as before."""
@@ -39,6 +51,7 @@ class SessionCore:
         launched: launches the device accepted from Python.
         staged: those of them whose windows were staged.
         replayed: graphs replayed from Python.
+        window: to which guarded kernels are confined; None without a guard.
     """
 
     __slots__ = (
@@ -59,6 +72,7 @@ class SessionCore:
         "table",
         "tenancy",
         "used",
+        "window",
         "windows",
         "work",
     )
@@ -76,19 +90,56 @@ class SessionCore:
         self.device = device = resources.device
         self.limits = limits
         self.tenancy = tenancy = resources.tenancy(tenant)
+        self.window = window = None
+        if resources.windows is not None:
+            self.window = window = resources.windows.take(tenant, tenancy.account)
         self.layout = writer = SessionLayoutWriter(layout, resources.driver_at() if layout is not None else 0)
+        memory = tenancy.suballocator if window is None else window.memory
         self.table = table = ResourceTable(
-            resources, tenancy, limits, writer, architecture or device.info.compute_capability
+            resources, tenancy, memory, limits, writer, architecture or device.info.compute_capability
         )
-        self.work = work = SessionWork(resources, writer, table.regions, limits.streams)
+        stop = None if window is None else window.stop
+        self.work = work = SessionWork(resources, writer, self.reachable, limits.streams, stop)
+        if window is not None:
+            window.heap.settle = self._settle
+            writer.show_guard(window.address, window.stop.flag_at, window.stop.status_at)
+            writer.show_timer(device.timer_offset_ns)
         self.credits = QueueCredits(resources.queue_capacity, writer, IdleCheck(device, work.streams, writer))
         self.events = EventTable()
         self.graphs = graphs = GraphTable(device, writer)
-        self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind)
+        self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind, window)
         self.lock = threading.RLock()
         self.failure: BaseException | None = None
         self.closed = self.used = False
         self.refused = self.launched = self.staged = self.replayed = 0
+
+    def reachable(self) -> Sequence[Region]:
+        """Return what the session's kernels may touch."""
+        return self.table.regions.snapshot() if self.window is None else self.window.regions
+
+    def complete(
+        self, kernel: HeldKernel, config: LaunchConfig, values: tuple[bytes, ...], deadline: Deadline
+    ) -> tuple[LaunchConfig, tuple[bytes, ...]]:
+        """Return geometry and values of a launch with what a guarded kernel takes besides; others as they are."""
+        guarded, window = kernel.shared.guarded, self.window
+        if guarded is None or window is None:
+            return config, values
+        shared_bytes = guarded.shared.total(config.shared_bytes)
+        parameter = launch_parameter(
+            window.address,
+            0 if kernel.data is None else kernel.data.address - window.address,
+            device_time(deadline, self.device.timer_offset_ns),
+            window.stop.flag_at,
+            window.stop.status_at,
+            shared_bytes,
+            config.shared_bytes,
+        )
+        return replace(config, shared_bytes=shared_bytes), (*values, parameter)
+
+    def _settle(self) -> None:
+        """Wait until nothing that can reach the session's window is in flight."""
+        with self.lock:
+            self.work.wait_all(self.layout.deadline.earlier(Deadline.after(SETTLE_LIMIT_S)))
 
     @property
     def pristine(self) -> bool:
@@ -109,6 +160,12 @@ class SessionCore:
         if self.graphs.recording is not None and not recording:
             raise InvalidArgs("while a stream records, there are only launches and copies on it")
         self.used = True
+        if self.window is not None and self.window.stop.status:
+            try:
+                self.work.require_unstopped(self.layout.deadline)
+            except TensorWasmError as error:
+                self.fail(error)
+                raise
         if self.layout.loads:
             self.table.adopt()
 

@@ -118,7 +118,7 @@ class SessionGraphs(RecordingPart):
         work.streams.require(stream)
         work.permit.take(deadline)
         try:
-            target, regions = work.find(stream), core.table.regions.snapshot()
+            target, regions = work.find(stream), core.reachable()
             replay, pieces = core.device.graphs.replay, max(found.uses.steps, 1)
             work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
         finally:

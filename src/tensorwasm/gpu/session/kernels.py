@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
+from tensorwasm.errors import DeviceUnavailable, InvalidDimensions, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
-from tensorwasm.gpu.resources.kernel_cache import SharedKernel
 from tensorwasm.gpu.session.core import in_turn
 from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.state.numbered import OWN
-from tensorwasm.values import Deadline, LaunchConfig, Region
+from tensorwasm.gpu.state.resource_table import HeldKernel
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
 
@@ -78,7 +79,7 @@ class SessionKernels(RecordingPart):
         permit = self._core.work.permit
         permit.take(deadline)
         try:
-            self._finish(self._begin(kernel_id, config, arguments, memory, deadline), deadline)
+            self._finish(self._begin(kernel_id, config, arguments, memory, deadline), OWN, deadline)
         finally:
             permit.settle()
 
@@ -98,7 +99,7 @@ class SessionKernels(RecordingPart):
     @in_turn()
     def end_launch(self, placement: Placement | None, deadline: Deadline) -> None:
         """Do what `launch` does from its wait on."""
-        self._finish(placement, deadline)
+        self._finish(placement, OWN, deadline)
         self._core.work.permit.settle()
 
     @in_turn(recording=True)
@@ -111,7 +112,7 @@ class SessionKernels(RecordingPart):
         deadline: Deadline,
         stream: int = OWN,
     ) -> None:
-        """Start a kernel.
+        """Start a kernel, and wait for it if a guarded one has windows that it does not reach in place.
 
         Args:
             kernel_id: from `load`.
@@ -142,6 +143,11 @@ class SessionKernels(RecordingPart):
         work.streams.require(stream)
         work.permit.take(deadline)
         try:
+            if core.windows.confined and core.windows.kind != "staged":
+                placement = self._begin(kernel_id, config, arguments, memory, deadline, stream)
+                if placement is not None:
+                    self._finish(placement, stream, deadline)
+                return
             kernel, bound, windows = self._resolve(kernel_id, config, arguments)
             if memory is not None and windows:
                 core.windows.extend(memory, deadline)
@@ -179,21 +185,27 @@ class SessionKernels(RecordingPart):
     # ------------------------------------------------------------------------------------------- parts
 
     def _begin(
-        self, kernel_id: int, config: LaunchConfig, arguments: Arguments, memory: Region | None, deadline: Deadline
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Arguments,
+        memory: Region | None,
+        deadline: Deadline,
+        number: int = OWN,
     ) -> Placement | None:
-        """Start a kernel on the instance's own stream; return where its windows are staged, if they are."""
+        """Start a kernel; return where its windows are staged, if they are."""
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         placing = self._core.windows
         placement = placing.place(windows, memory, deadline) if memory is not None and windows else None
-        values = self._bind(kernel, bound if placement is None else placing.locate(placement, bound))
+        values = self._bind(kernel, bound, placement)
         if placement is not None:
             placing.copy_in(placement, deadline)
-        self._start(kernel, config, values, windows, OWN, deadline)
+        self._start(kernel, config, values, windows, number, deadline)
         return placement
 
-    def _finish(self, placement: Placement | None, deadline: Deadline) -> None:
+    def _finish(self, placement: Placement | None, number: int, deadline: Deadline) -> None:
         core, work = self._core, self._core.work
-        work.wait(work.find(OWN), deadline)
+        work.wait(work.find(number), deadline)
         if placement is not None:
             core.windows.copy_out(placement)
             core.staged += 1
@@ -211,8 +223,10 @@ class SessionKernels(RecordingPart):
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         recorder = self._begin_step(stream, memory, deadline)
         self._require_reached(windows)
-        values, regions = self._bind(kernel, bound), core.table.regions.snapshot()
-        core.device.launch(kernel.loaded, kernel.entry, config, values, regions, recorder, deadline)
+        # A recording keeps its parameters: replays are stopped by the session's flag, not by a deadline among them.
+        config, values = core.complete(kernel, config, self._bind(kernel, bound), NEVER)
+        shared, regions = kernel.shared, core.reachable()
+        core.device.launch(shared.loaded, shared.entry, config, values, regions, recorder, deadline)
         reached = core.windows.reach.region
         uses.add(bound, kernel_id, reached)
         if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
@@ -222,18 +236,31 @@ class SessionKernels(RecordingPart):
 
     def _resolve(
         self, kernel_id: int, config: LaunchConfig, arguments: Arguments
-    ) -> tuple[SharedKernel, Sequence[Argument], list[HostWindow]]:
+    ) -> tuple[HeldKernel, Sequence[Argument], list[HostWindow]]:
         bound = arguments()
-        kernel = self._core.table.kernels[kernel_id].shared
-        check_fit(config, kernel.signature, self._core.device.info)
+        kernel = self._core.table.kernels[kernel_id]
+        guarded = kernel.shared.guarded
+        if guarded is not None:
+            if not guarded.verified.takes(config.block):
+                raise InvalidDimensions(
+                    f"block {config.block}: threads of this kernel wait for their warp, so it takes whole warps of 32 "
+                    "threads, along x if there are several rows"
+                )
+            config = replace(config, shared_bytes=guarded.shared.total(config.shared_bytes))
+        check_fit(config, kernel.shared.signature, self._core.device.info)
         return kernel, bound, [argument for argument in bound if isinstance(argument, HostWindow)]
 
-    def _bind(self, kernel: SharedKernel, bound: Sequence[Argument]) -> tuple[bytes, ...]:
-        return bind(kernel.signature, bound, self._core.table.buffers, self._core.table.regions)
+    def _bind(
+        self, kernel: HeldKernel, bound: Sequence[Argument], placement: Placement | None = None
+    ) -> tuple[bytes, ...]:
+        core = self._core
+        return bind(
+            kernel.shared.signature, core.windows.locate(placement, bound), core.table.buffers, core.table.regions
+        )
 
     def _start(
         self,
-        kernel: SharedKernel,
+        kernel: HeldKernel,
         config: LaunchConfig,
         values: tuple[bytes, ...],
         windows: Sequence[HostWindow],
@@ -244,6 +271,7 @@ class SessionKernels(RecordingPart):
         stream = work.find(number)
         if spans := reach.movable(windows):  # large windows on managed memory move first: work of its own
             work.give(stream, len(spans), reach.move, spans, stream.stream)
-        regions, launch, entry = core.table.regions.snapshot(), core.device.launch, kernel.signature.entry
-        work.give(stream, 1, launch, kernel.loaded, entry, config, values, regions, stream.stream, deadline)
+        config, values = core.complete(kernel, config, values, deadline)
+        launch, shared, regions = core.device.launch, kernel.shared, core.reachable()
+        work.give(stream, 1, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
         core.launched += 1

@@ -7,19 +7,22 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple, Self, TypeVar
 
-from tensorwasm.errors import InvokeTimeout
+from tensorwasm.errors import InternalError, InvokeTimeout
 from tensorwasm.gpu.device.limits import SessionLimits
-from tensorwasm.gpu.device.port import Device, attempt
+from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, PROCESS_LEDGER, Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.resources.session_windows import CLEARING_LIMIT_S
+from tensorwasm.gpu.resources.window_memory import WindowMemory
 from tensorwasm.gpu.session.buffers import SessionBuffers
 from tensorwasm.gpu.session.core import SessionCore
 from tensorwasm.gpu.session.graphs import SessionGraphs
 from tensorwasm.gpu.session.kernels import SessionKernels
 from tensorwasm.gpu.session.snapshots import SessionSnapshots
 from tensorwasm.gpu.session.streams import SessionEvents, SessionStreams
+from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.state.resource_table import ResourceTable
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
@@ -85,6 +88,7 @@ class Session:
             much as registering (`tensorwasm.gpu.windows`). ``managed``, ``vmm``: reached in place from the start.
         layout: memory that is shared with compiled code, kept up to date from now until `close`, and left empty; None
             without compiled code.
+        guarded: as for `DeviceResources`; not used with ``resources``.
 
     Attributes:
         place: the permit at the gate, for guests that wait for it without a thread.
@@ -104,10 +108,11 @@ class Session:
         tenant: str = DEFAULT_TENANT,
         memory_kind: MemoryKind = "pinned",
         layout: SessionLayout | None = None,
+        guarded: bool = False,
     ) -> None:
         self._own_resources: DeviceResources | None = None
         if resources is None:
-            self._own_resources = resources = DeviceResources(device, Accounts(ledger), gate)
+            self._own_resources = resources = DeviceResources(device, Accounts(ledger), gate, guarded=guarded)
         self._core = core = SessionCore(resources, tenant, limits or _LIMITS, architecture, memory_kind, layout)
         self.credits = core.credits
         self.graphs = SessionGraphs(core)
@@ -119,6 +124,7 @@ class Session:
         self.layout = layout
         self.abandoned = False
         self._native = 0, 0, 0
+        self._clearing: Stream | None = None  # where the session's window is cleared for the next guest
         self._release_failures = 0
 
     @property
@@ -140,6 +146,24 @@ class Session:
     def confined(self) -> bool:
         """Whether `enter` has to be called before a guest (`Native.confines`)."""
         return self._core.device.native.confines
+
+    def open_memory(self, size_bytes: int, capacity_bytes: int) -> WindowMemory:
+        """Return the guest's linear memory, in the session's window: guarded kernels reach it in place.
+
+        It lives until it is closed, which is after the session.
+
+        Raises:
+            InternalError: the session has no window.
+            QuotaExceeded: over the tenant's cap on pinned memory, or there is no room for it.
+            LaunchRefused: there are no addresses for it.
+        """
+        core = self._core
+        with core.lock:
+            if core.window is None:
+                raise InternalError("a session without a guard has no window for its guest's memory")
+            memory = core.window.open_memory(core.device.unified, size_bytes, capacity_bytes)
+            core.windows.reach.settle_in(memory.displacement)
+            return memory
 
     def attempt(self, work: Callable[[], _R]) -> _R:
         """See `GatePermit.attempt`."""
@@ -232,8 +256,9 @@ class Session:
         closed, if anything failed or is left, or anything with a number was ever there.
         """
         core = self._core
-        if core.closed:
+        if core.closed or (core.window is not None and core.window.stop.status):
             return False
+        launched = core.launched + core.layout.counters()[0]
         if core.used:
             with core.lock:
                 idle = core.failure is None and core.graphs.recording is None and not core.layout.staged
@@ -242,6 +267,9 @@ class Session:
                     return False
                 core.launched = core.staged = core.replayed = core.refused = 0
                 core.used = False
+        if core.window is not None and launched:
+            self._clearing = core.work.find(OWN).stream
+            core.window.clear(self._clearing)
         core.windows.renew()
         core.work.permit.renew()
         core.table.forget_loads()
@@ -258,6 +286,11 @@ class Session:
         """
         core = self._core
         taken = core.resources.session_pool.take(self)
+        if taken and core.window is not None:
+            core.layout.show_timer(core.device.timer_offset_ns)
+            stream, self._clearing = self._clearing, None
+            if stream is not None and attempt(core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
+                return False
         return taken and core.tenancy.account.registered and core.device.native.usable
 
     def close(self) -> None:
@@ -278,7 +311,11 @@ class Session:
             core.closed = True
             core.layout.disarm()
             self._native = core.layout.counters()
+            if self._clearing is not None:
+                attempt(core.device.synchronize, self._clearing, Deadline.after(CLEARING_LIMIT_S))
             stopped = self.graphs.stop()
+            if core.window is not None and core.layout.pending:
+                stopped += attempt(core.window.stop_kernels)
             ended, trusted = core.work.has_ended()
             if ended:
                 self.credits.leave()
@@ -301,6 +338,8 @@ class Session:
         healthy = trusted and not failures and (core.failure is None or late)
         failures += core.graphs.release() + core.table.release() + core.windows.release(trusted=trusted)
         failures += self.events.release() + core.work.release(healthy=healthy)
+        if core.window is not None and trusted:
+            failures += core.window.give_back()
         if self._own_resources is not None:
             failures += self._own_resources.close()
         self._release_failures = len(failures)

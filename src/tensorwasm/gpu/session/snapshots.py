@@ -94,8 +94,8 @@ class SessionSnapshots(SessionPart):
 
     def _kernels(self) -> tuple[SavedKernel, ...]:
         saved = []
-        for kernel_id, (shared, _) in sorted(self._core.table.kernels.items()):
-            entry = shared.entry
+        for kernel_id, kernel in sorted(self._core.table.kernels.items()):
+            shared, entry = kernel.shared, kernel.shared.entry
             if shared.writable:
                 raise NotCapturable(f"kernel {shown(entry)} may have written to variables of its module")
             saved.append(SavedKernel(kernel_id, shared.text, entry))

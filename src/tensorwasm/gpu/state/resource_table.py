@@ -15,6 +15,7 @@ from tensorwasm.gpu.device.arguments import RegionTable
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.device.port import KernelOutput, attempt
 from tensorwasm.gpu.limits.accounts import Reservation
+from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, KernelImage
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
@@ -88,10 +89,16 @@ class ReusableKernels:
 
 
 class HeldKernel(NamedTuple):
-    """A loaded kernel, and the charge for the variables of its module, None if it has none."""
+    """A loaded kernel.
+
+    Attributes:
+        reservation: the charge for the variables of its module, None if it has none or the session has them.
+        data: the session's own copy of these variables, of a guarded kernel that has some.
+    """
 
     shared: SharedKernel
-    reservation: Reservation | None
+    reservation: Reservation | None = None
+    data: Region | None = None
 
 
 class BufferTable(Numbered[Region]):
@@ -111,7 +118,8 @@ class ResourceTable:
     """The buffers and kernels of one session. Not thread-safe: the session's lock is held.
 
     Args:
-        tenancy: the tenant that is charged, and whose memory buffers are cut from.
+        tenancy: the tenant that is charged.
+        memory: what buffers are cut from.
         layout: shows buffers and kernels to compiled code.
         architecture: that PTX is chosen for.
 
@@ -125,6 +133,7 @@ class ResourceTable:
         self,
         resources: DeviceResources,
         tenancy: TenantResources,
+        memory: Suballocator,
         limits: SessionLimits,
         layout: SessionLayoutWriter,
         architecture: tuple[int, int],
@@ -136,6 +145,7 @@ class ResourceTable:
         self.device_bytes = self.ptx_bytes = 0
         self._resources = resources
         self._tenancy = tenancy
+        self._memory = memory
         self._limits = limits
         self._layout = layout
         self._architecture = architecture
@@ -149,14 +159,14 @@ class ResourceTable:
             raise InvalidArgs("a device buffer has at least 1 byte")
         self.buffers.require_room(self._limits.allocations)
         self._check_bytes(size_bytes)
-        region = self._tenancy.suballocator.allocate(size_bytes)
+        region = self._memory.allocate(size_bytes)
         self.device_bytes += size_bytes
         self.regions.add(region)
         return self.buffers.add(region), region
 
     def at_hand(self, size_bytes: int) -> bool:
         """Return whether so much memory is available without asking the device."""
-        return self._tenancy.suballocator.has(size_bytes)
+        return self._memory.has(size_bytes)
 
     def show(self, handle: int) -> None:
         """Let compiled code use a buffer, whose contents are defined now."""
@@ -178,7 +188,7 @@ class ResourceTable:
         del self.buffers[handle]
         self.regions.remove(region)
         self.device_bytes -= region.size_bytes
-        self._tenancy.suballocator.free(region)
+        self._memory.free(region)
 
     # ----------------------------------------------------------------------------------------- kernels
 
@@ -203,7 +213,7 @@ class ResourceTable:
         self.ptx_bytes += kernel.shared.text_bytes
         self.device_bytes += kernel.shared.device_bytes
         if image is not None:
-            self._layout.show_kernel(kernel_id, image)
+            self._layout.show_kernel(kernel_id, image, 0 if kernel.data is None else kernel.data.address)
         self._allow_loads()
         return kernel_id
 
@@ -212,7 +222,7 @@ class ResourceTable:
         for kernel_id, row in self._layout.take_loads():
             shared = self._offers[row]
             self._resources.kernels.hold(shared)
-            self.kernels[kernel_id] = HeldKernel(shared, None)
+            self.kernels[kernel_id] = HeldKernel(shared)
             self.ptx_bytes += shared.text_bytes
         self._allow_loads()
 
@@ -225,7 +235,7 @@ class ResourceTable:
         """Give the kernels back, but offer them to the next guest."""
         self.output.take()
         for kernel_id, kernel in list(self.kernels.items()):
-            if self._layout.layout is not None and kernel.shared.text_bytes <= MAX_OFFER_BYTES:
+            if self._layout.layout is not None and _offerable(kernel.shared):
                 self._offers.add(kernel.shared, kernel.shared.image(self._resources.device, NEVER))
             self.unload(kernel_id)
 
@@ -248,10 +258,9 @@ class ResourceTable:
         self._offers.release()
         for kernel in self.kernels.values():
             failures += attempt(self._resources.kernels.release, kernel.shared)
-            if kernel.reservation is not None:
-                kernel.reservation.release()
+            self._give_back_variables(kernel, failures)
         for region in self.buffers.values():
-            failures += attempt(self._tenancy.suballocator.free, region)
+            failures += attempt(self._memory.free, region)
         self.kernels.clear()
         self.buffers.clear()
         self.device_bytes = self.ptx_bytes = 0
@@ -263,20 +272,46 @@ class ResourceTable:
         key = self._tenancy.tenant, digest(text), entry, self._architecture
         shared = cache.find(key)
         if shared is not None:
-            return HeldKernel(shared, None)
+            return self._with_data(shared, deadline)
         draft = cache.draft(key, text, deadline)
-        if not draft.device_bytes:
-            return HeldKernel(cache.load(key, draft, deadline, self.output), None)
+        if draft.guarded is not None or not draft.device_bytes:
+            return self._with_data(cache.load(key, draft, deadline, self.output), deadline)
         self._check_bytes(draft.device_bytes)
         with self._tenancy.account.reserve(draft.device_bytes, allocations=0) as reservation:
             shared = cache.load(key, draft, deadline, self.output)
             reservation.commit()
         return HeldKernel(shared, reservation)
 
+    def _with_data(self, shared: SharedKernel, deadline: Deadline) -> HeldKernel:
+        """Return a kernel with the session's own copy of the variables that a guarded one has."""
+        if shared.guarded is None or not shared.device_bytes:
+            return HeldKernel(shared)
+        try:
+            self._check_bytes(shared.device_bytes)
+            data = self._memory.allocate(shared.device_bytes)
+        except BaseException:
+            self._resources.kernels.release(shared)
+            raise
+        held = HeldKernel(shared, data=data)
+        try:
+            self._resources.device.write(data.address, shared.guarded.image(data.address), None, deadline)
+        except BaseException:
+            self._give_back(held)
+            raise
+        return held
+
     def _give_back(self, kernel: HeldKernel) -> None:
         self._resources.kernels.release(kernel.shared)
+        failures: list[Exception] = []
+        self._give_back_variables(kernel, failures)
+        if failures:
+            raise failures[0]
+
+    def _give_back_variables(self, kernel: HeldKernel, failures: list[Exception]) -> None:
         if kernel.reservation is not None:
             kernel.reservation.release()
+        if kernel.data is not None:
+            failures += attempt(self._memory.free, kernel.data)
 
     def _allow_loads(self) -> None:
         """Let compiled code load as many of the offered kernels as are within every limit."""
@@ -290,6 +325,11 @@ class ResourceTable:
             raise QuotaExceeded(f"{size_bytes} bytes at once: at most {self._limits.allocation_bytes}")
         if self.device_bytes + size_bytes > self._limits.device_bytes:
             raise QuotaExceeded(f"{size_bytes} bytes more would exceed the guest's {self._limits.device_bytes} bytes")
+
+
+def _offerable(shared: SharedKernel) -> bool:
+    """Return whether compiled code may load a kernel: one without variables that each session has."""
+    return shared.text_bytes <= MAX_OFFER_BYTES and not shared.device_bytes
 
 
 def _first_id() -> int:

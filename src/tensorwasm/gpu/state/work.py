@@ -7,18 +7,19 @@ others' work may go on behind it without end: an event is recorded behind the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, ParamSpec
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
-from tensorwasm.gpu.device.arguments import RegionTable
 from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.gpu.limits.gate import GatePermit
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.resources.stop_words import StopWord
 from tensorwasm.gpu.state.numbered import OWN, IdleCheck, SessionStream, StreamTable
+from tensorwasm.ptx.guarded import TRAPPED
 from tensorwasm.values import Deadline, Region
 
 CLOSE_GRACE_S: Final = 1.0
@@ -36,8 +37,9 @@ class SessionWork:
     Args:
         resources: what the device's sessions share.
         layout: where work is counted, by compiled code too.
-        regions: what the session's kernels may touch.
+        reachable: returns what the session's kernels may touch.
         streams: most that the guest may open.
+        stop: says whether a guarded kernel has stopped before its end; None without a guard.
     """
 
     __slots__ = (
@@ -46,19 +48,26 @@ class SessionWork:
         "_failed",
         "_layout",
         "_notifying",
-        "_regions",
+        "_reachable",
         "_resources",
+        "_stop",
         "permit",
         "streams",
     )
 
     def __init__(
-        self, resources: DeviceResources, layout: SessionLayoutWriter, regions: RegionTable, streams: int
+        self,
+        resources: DeviceResources,
+        layout: SessionLayoutWriter,
+        reachable: Callable[[], Sequence[Region]],
+        streams: int,
+        stop: StopWord | None = None,
     ) -> None:
         self._resources = resources
         self._device = device = resources.device
         self._layout = layout
-        self._regions = regions
+        self._reachable = reachable
+        self._stop = stop
         self._clearing: Event | None = None  # behind the clearing of every buffer
         self._notifying: Stream | None = None
         self._failed = False  # set at the end of the session, where an error is not raised
@@ -135,8 +144,25 @@ class SessionWork:
 
     # ----------------------------------------------------------------------------------------- waiting
 
+    def require_unstopped(self, deadline: Deadline) -> None:
+        """Check that no guarded kernel of the session has stopped before its end.
+
+        Raises:
+            InvokeTimeout: one was stopped at its deadline; after the one given here nothing else is told.
+            KernelFault: one has executed a trap, or threads of it would have waited for each other for ever.
+        """
+        status = 0 if self._stop is None else self._stop.status
+        if status == TRAPPED and not deadline.expired():
+            raise KernelFault("a kernel ended with a trap, a failed assertion or threads that cannot go on together")
+        if status:
+            raise InvokeTimeout("a kernel was stopped at its deadline")
+
     def wait(self, stream: SessionStream, deadline: Deadline) -> None:
         """Wait for one stream."""
+        self._drain(stream, deadline)
+        self.require_unstopped(deadline)
+
+    def _drain(self, stream: SessionStream, deadline: Deadline) -> None:
         if self.streams.busy(stream):
             event = self._record_end(stream)
             if event is None:
@@ -162,6 +188,7 @@ class SessionWork:
             if not self._reached(stream):
                 return False
             self._settle(stream)
+            self.require_unstopped(self._layout.deadline)
         return True
 
     def conclude(self, stream: SessionStream) -> None:
@@ -171,6 +198,7 @@ class SessionWork:
         """
         if not self.ended(stream):
             self._settle(stream)
+            self.require_unstopped(self._layout.deadline)
 
     def notify(self, stream: SessionStream, function: int, argument: int) -> bool:
         """Have a C function called when the work that a stream has now is over; return whether there is any."""
@@ -248,7 +276,7 @@ class SessionWork:
         until = self._patience(stream, limit) if self.streams.busy(stream) else limit
         while True:
             try:
-                return self.wait(stream, until)
+                return self._drain(stream, until)
             except InvokeTimeout:
                 if not self._device.delayed(stream.stream):
                     raise
@@ -326,4 +354,4 @@ class SessionWork:
 
     def _confine(self, stream: SessionStream) -> None:
         if self._layout.layout is not None:
-            self._device.native.confine(stream.stream, self._regions.snapshot(), self._layout.deadline)
+            self._device.native.confine(stream.stream, self._reachable(), self._layout.deadline)

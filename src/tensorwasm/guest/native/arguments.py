@@ -89,13 +89,15 @@ def resolve_window(scratch: int, count: int, index: int, address: int, size_byte
 def resolve_pointer(
     session: int, scratch: int, tag: int, windows: int, index: int, at: int, base: int, size_bytes: int
 ) -> tuple[int, bool]:
-    """Return a pointer record's address, 0 if Python has to do it, and whether the device reaches it in place."""
+    """Return a pointer record's address on the device, 0 if Python has to do it, and whether it is reached in place."""
     if tag == TAG_BUFFER:
         return resolve_buffer(session, load_u64(at), load_u64(at + WORD)), True
     offset = resolve_window(scratch, windows, index, at, size_bytes)
     if offset == NOTHING:
         return ZERO, False
-    return base + offset, is_reached(session, base + offset, uint64(load_u32(at + HALF)))
+    if not is_reached(session, base + offset, uint64(load_u32(at + HALF))):
+        return base + offset, False
+    return base + offset + load_u64(session + SESSION.reach_displacement), True
 
 
 @compiled
@@ -202,7 +204,7 @@ def stage(session: int, scratch: int, count: int, base: int) -> bool:
         return False
     sort_windows(scratch + SCRATCH.windows, count)
     merged = place_windows(session, scratch, count)
-    slot = load_u64(session + SESSION.stage_at)
+    slot = load_u64(session + SESSION.stage_view)
     for index in range(merged):
         row = session + SESSION.windows + index * WINDOW.size
         source = base + load_u64(row + WINDOW.offset)
@@ -214,7 +216,7 @@ def stage(session: int, scratch: int, count: int, base: int) -> bool:
 @compiled
 def unstage(session: int, base: int) -> None:
     """Copy the slot of a staged launch that has ended back to the guest."""
-    slot = load_u64(session + SESSION.stage_at)
+    slot = load_u64(session + SESSION.stage_view)
     for index in range(load_u64(session + SESSION.staged)):
         row = session + SESSION.windows + index * WINDOW.size
         target = base + load_u64(row + WINDOW.offset)

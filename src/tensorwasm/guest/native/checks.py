@@ -148,6 +148,12 @@ def find_kernel(session: int, kernel_id: int) -> int:
 
 
 @compiled
+def find_data(session: int, kernel_id: int) -> int:
+    """Return the address of the session's copy of the variables of a kernel that is in its row; 0 without any."""
+    return load_u64(session + SESSION.kernels + (kernel_id & KERNEL_MASK) * KERNEL.size + KERNEL.data)
+
+
+@compiled
 def find_buffer(session: int, handle: int) -> int:
     """Return the address of a buffer's row, or 0."""
     row = session + SESSION.buffers + (handle & BUFFER_MASK) * BUFFER.size

@@ -20,6 +20,7 @@ from tensorwasm.guest.native.checks import (
     call_fallback,
     call_finish,
     compiled,
+    find_data,
     find_graph,
     find_kernel,
     find_memory,
@@ -45,6 +46,7 @@ from tensorwasm.guest.native.layout import (
     MAX_AXIS_THREADS,
     MAX_SHARED_BYTES,
     MAX_THREADS,
+    NO_DEADLINE_NS,
     NOTHING,
     OFFER,
     OFFER_ROWS,
@@ -61,6 +63,8 @@ from tensorwasm.guest.native.streams import count_started, drain, has_room
 GRID_AT = uint64(1)
 BLOCK_AT = uint64(4)
 SHARED_AT = uint64(7)
+LANE_MASK = uint64(31)
+SHARED_MASK = uint64(15)
 ARGS_AT = uint64(8)
 ARGS_LEN_AT = uint64(9)
 STREAM_AT = uint64(10)
@@ -110,6 +114,7 @@ def enter_kernel(session: int, index: int) -> int:
     row = session + SESSION.kernels + (kernel_id & KERNEL_MASK) * KERNEL.size
     store_u64(row + KERNEL.id, kernel_id)
     store_u64(row + KERNEL.head, load_u64(offer + OFFER.head))
+    store_u64(row + KERNEL.data, ZERO)
     store_u64(session + SESSION.loaded + loads * WORD, index)
     store_u64(session + SESSION.loads, loads + ONE)
     store_u64(session + SESSION.next_kernel, kernel_id + ONE)
@@ -164,6 +169,24 @@ def fits_axis(cells: int, head: int, axis: int) -> bool:
 
 
 @compiled
+def is_whole(cells: int, head: int, threads: int) -> bool:
+    """Return whether blocks are whole warps, as far as a guarded kernel needs that."""
+    along_x = read_i32(cells, BLOCK_AT)
+    if load_u64(head + HEAD.whole_rows) != ZERO and along_x & LANE_MASK != ZERO and along_x != threads:
+        return False
+    return load_u64(head + HEAD.whole_warps) == ZERO or threads & LANE_MASK == ZERO
+
+
+@compiled
+def total_shared(head: int, asked: int) -> int:
+    """Return the dynamic shared memory of a launch that asks for some."""
+    if load_u64(head + HEAD.dynamic) == ZERO:
+        return asked
+    program = (load_u64(head + HEAD.program_bytes) + asked + SHARED_MASK) & ~SHARED_MASK
+    return max(program + load_u64(head + HEAD.reserve_bytes), load_u64(head + HEAD.least_bytes))
+
+
+@compiled
 def fits(cells: int, head: int) -> bool:
     """Return whether the launch's geometry suits ABI, device and kernel."""
     threads = ONE
@@ -172,9 +195,26 @@ def fits(cells: int, head: int) -> bool:
             return False
         threads *= read_i32(cells, BLOCK_AT + axis)
     shared = read_i32(cells, SHARED_AT)
-    if threads > MAX_THREADS or threads > load_u64(head + HEAD.max_threads):
+    if threads > MAX_THREADS or threads > load_u64(head + HEAD.max_threads) or not is_whole(cells, head, threads):
         return False
-    return shared <= MAX_SHARED_BYTES and shared <= load_u64(head + HEAD.max_shared_bytes)
+    return shared <= MAX_SHARED_BYTES and total_shared(head, shared) <= load_u64(head + HEAD.max_shared_bytes)
+
+
+@compiled
+def put_launch_parameter(session: int, head: int, data: int, asked: int) -> None:
+    """Write the last parameter of a guarded kernel into the scratch."""
+    scratch, deadline_ns = load_u64(session + SESSION.scratch), load_u64(session + SESSION.deadline_ns)
+    if deadline_ns != NO_DEADLINE_NS:
+        deadline_ns += load_u64(session + SESSION.timer_offset)
+    place = scratch + SCRATCH.launch
+    high = load_u64(session + SESSION.window_at) >> uint64(32)
+    store_u64(place, high | (data & LOW) << uint64(32))
+    store_u64(place + WORD, deadline_ns)
+    store_u64(place + uint64(2) * WORD, load_u64(session + SESSION.flag_at))
+    store_u64(place + uint64(3) * WORD, load_u64(session + SESSION.status_at))
+    store_u64(place + uint64(4) * WORD, total_shared(head, asked))
+    store_u64(place + uint64(5) * WORD, asked)
+    store_u64(scratch + SCRATCH.pointers + load_u64(head + HEAD.param_count) * WORD, place)
 
 
 @compiled
@@ -190,7 +230,7 @@ def call_driver(session: int, row: int, head: int, cells: int) -> int:
             as_u32(read_i32(cells, BLOCK_AT)),
             as_u32(read_i32(cells, BLOCK_AT + ONE)),
             as_u32(read_i32(cells, BLOCK_AT + uint64(2))),
-            as_u32(read_i32(cells, SHARED_AT)),
+            as_u32(total_shared(head, read_i32(cells, SHARED_AT))),
             load_u64(row + STREAM.stream),
             load_u64(session + SESSION.scratch) + SCRATCH.pointers,
             ZERO,
@@ -221,6 +261,8 @@ def start(env: int, context: int, session: int, kernel_id: int, cells: int, row:
     head = find_kernel(session, kernel_id)
     if not prepare(session, head, cells, base, size_bytes, staging):
         return ZERO
+    if load_u64(head + HEAD.guarded) != ZERO:
+        put_launch_parameter(session, head, find_data(session, kernel_id), read_i32(cells, SHARED_AT))
     if call_driver(session, row, head, cells) != SUCCESS:
         store_u64(session + SESSION.staged, ZERO)
         return ZERO

@@ -200,7 +200,7 @@ def clean(call: int, session: int) -> None:
     store_u64(session + SESSION.memory, ZERO)
     used = load_u64(session + SESSION.stage_used)
     if used != ZERO:
-        fill_bytes(load_u64(session + SESSION.stage_at), uint8(0), used)
+        fill_bytes(load_u64(session + SESSION.stage_view), uint8(0), used)
         store_u64(session + SESSION.stage_used, ZERO)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from numba import uint64
+from numba import uint32, uint64
 
 from tensorwasm.guest.native.checks import (
     add_to,
@@ -22,7 +22,7 @@ from tensorwasm.guest.native.checks import (
     now_ns,
     read_i32,
 )
-from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
+from tensorwasm.guest.native.intrinsics import call_i32, load_u32, load_u64, store_u64
 from tensorwasm.guest.native.layout import (
     BUFFER,
     DRIVER,
@@ -88,10 +88,17 @@ def drain(env: int, session: int, row: int, limit_ns: int) -> bool:
                 call_i32(load_u64(env + ENV.sched_yield), ())
             result = query(session, row)
             waited_ns = now_ns(env, session) - started
-    if result != SUCCESS:
+    if result != SUCCESS or has_stopped(session):
         return False
     count_drained(session, row)
     return True
+
+
+@compiled
+def has_stopped(session: int) -> bool:
+    """Return whether a guarded kernel of the session has stopped before its end."""
+    status = load_u64(session + SESSION.status_at)
+    return status != ZERO and load_u32(status) != uint32(0)
 
 
 @compiled

@@ -38,6 +38,10 @@ _context_get_data: Final = KEEPING.wasmtime_context_get_data
 Trampoline = Callable[[int, int, int, int], int | None]
 
 
+_STARTING: Final = frozenset({"wasi_cuda_launch_async", "wasi_cuda_graph_begin"})
+"""Host functions after which kernels run while the guest goes on."""
+
+
 class LinkedModule:
     """A module with resolved imports: instantiating it looks nothing up.
 
@@ -46,9 +50,13 @@ class LinkedModule:
         needs_layout: it may call compiled host functions, so its store must carry the address of a session layout.
         guarded: none of its host functions can fail unnoticed before its first line.
         waiting: the host functions that suspend it, by number; None if it runs on a thread.
+        starts_kernels: it may start kernels without waiting for them, which have to reach its memory in place.
     """
 
-    __slots__ = ("_linker", "address", "compiled", "guarded", "module", "needs_layout", "needs_wasi", "waiting")
+    __slots__ = (
+        *("_linker", "address", "compiled", "guarded", "module"),
+        *("needs_layout", "needs_wasi", "starts_kernels", "waiting"),
+    )
 
     def __init__(self, linker: Linker, module: CompiledModule, address: int) -> None:
         self._linker = linker  # keeps the trampolines alive
@@ -58,6 +66,7 @@ class LinkedModule:
         self.needs_layout = linker.native
         self.waiting = linker.waiting
         self.guarded = linker.guarded or not module.imports
+        self.starts_kernels = any(wanted.name in _STARTING for wanted in module.imports)
         self.needs_wasi = any(wanted.module == wasi.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:

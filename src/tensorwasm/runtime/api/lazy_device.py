@@ -20,7 +20,14 @@ class LazyDevice:
     """A device that is opened on first use. Thread-safe; `open` and `share` raise `DeviceUnavailable`."""
 
     def __init__(
-        self, choice: str, gpu_bytes: int, *, multiprocessors: int | None, place: SmPlacement | None, jit: bool
+        self,
+        choice: str,
+        gpu_bytes: int,
+        *,
+        multiprocessors: int | None,
+        place: SmPlacement | None,
+        jit: bool,
+        guarded: bool = False,
     ) -> None:
         """Check and store the arguments of `tensorwasm.runtime.Runtime`; raise `InvalidArgs` for an invalid choice."""
         parse_choice(choice)
@@ -30,6 +37,7 @@ class LazyDevice:
         self._multiprocessors = multiprocessors
         self._place = place
         self._jit = jit
+        self._guarded = guarded
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._shared: SharedDevice | None = None
@@ -58,7 +66,7 @@ class LazyDevice:
 
                 accounts = Accounts()
                 accounts.register(DEFAULT_TENANT, self._gpu_bytes)
-                self._shared = SharedDevice(device, accounts)
+                self._shared = SharedDevice(device, accounts, guarded=self._guarded)
             return self._shared
 
     def close(self) -> None:

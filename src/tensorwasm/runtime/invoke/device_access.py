@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tensorwasm import settings
 from tensorwasm.errors import InvalidPointer, NotSupported
 from tensorwasm.guest.engine import memory_creator
+from tensorwasm.guest.engine.memory_creator import MemoryBacking
 from tensorwasm.guest.memory import huge_pages
 from tensorwasm.guest.memory.linear_memory import GuestMemory
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.memory import BufferKind, UnifiedBuffer
     from tensorwasm.gpu.session import Session
     from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.values import Limits
 
 DIRECT: Final[Mapping[MemoryKind, BufferKind]] = {"managed": "managed", "vmm": "vmm"}
@@ -46,17 +48,35 @@ def resolve_memory_kind(memory: MemoryKind | None) -> MemoryKind:
     return checked_memory_kind("memory_kind", settings.current().gpu_memory if memory is None else memory)
 
 
-def device_memory(
-    shared: SharedDevice, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
-) -> AbstractContextManager[None]:
-    """Make the sandbox's linear memory on the device, of a kind in `DIRECT`, charged to the tenant.
+def is_direct(shared: SharedDevice, memory: MemoryKind, module: LinkedModule) -> bool:
+    """Return whether the host makes a module's linear memory of a kind, instead of wasmtime.
 
-    Its initial size is `size_bytes`, if that is more than the module declares.
+    Guarded kernels reach memory in place only in their session's window. Kind ``auto`` is staged there, whatever the
+    size, unless the module may start kernels without waiting for them.
+    """
+    if not shared.guarded:
+        return memory in DIRECT
+    return memory != "staged" and (memory != "auto" or module.starts_kernels)
+
+
+def device_memory(
+    shared: SharedDevice, session: Session, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
+) -> AbstractContextManager[None]:
+    """Make the sandbox's linear memory where the device reaches it, for kinds that are `is_direct`.
+
+    It is charged to the tenant. Its initial size is `size_bytes`, if that is more than the module declares.
 
     Raises:
         NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
             Source: CUDA C++ Programming Guide, "Unified Memory", devices without concurrent managed access.
     """
+    if shared.guarded:
+
+        def provide_in_window(size_bytes: int, capacity_bytes: int) -> MemoryBacking:
+            least = WASM_PAGE_BYTES
+            return session.open_memory(max(size_bytes, least), max(capacity_bytes, least))
+
+        return memory_creator.supplying(provide_in_window, limits.memory_bytes, size_bytes)
     if memory == "managed" and not shared.info.concurrent_managed_access:
         raise NotSupported(f"a guest's memory cannot be managed on {shared.info.name}: choose staged, pinned or auto")
     account = shared.accounts.account(tenant)

@@ -25,7 +25,7 @@ from tensorwasm.guest.reactor.preemption_timer import find_timer
 from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.device_access import DIRECT, resolve_memory_kind, wants_compiled
+from tensorwasm.runtime.invoke.device_access import is_direct, resolve_memory_kind, wants_compiled
 from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
@@ -106,7 +106,9 @@ CONDITIONS: Final = (
 def _has_compiled_gpu(asked: Question) -> bool:
     if asked.module.prepared.needs_wasi or asked.memory == "pinned":  # its pages are prepared before the guest runs
         return False
-    return wants_compiled(asked.module.host.share()) and asked.memory not in DIRECT and asked.prepared.needs_layout
+    shared = asked.module.host.share()
+    direct = is_direct(shared, asked.memory, asked.prepared)
+    return wants_compiled(shared) and not direct and asked.prepared.needs_layout
 
 
 def plan_one_shot(asked: Question) -> OneShotPlan | None:
@@ -287,7 +289,7 @@ class Dispatcher:
         if module.fibers.open() is not None:
             form = Form(fibers=True)
             if granted.cuda:
-                form = _fiber_form(module.host.share(), resolve_memory_kind(memory))
+                form = _fiber_form(module, module.host.share(), resolve_memory_kind(memory))
             module.form(form).is_one_shot_fiber()  # compiled code is loaded now, and not on the first caller's thread
         self._prepared.add((granted.cuda, memory))
 
@@ -317,12 +319,14 @@ def _describe_full(
     shared = host.share() if call.granted.cuda else None
     if shared is not None and on_device is not None:
         on_device(shared.info, host.device_reason)
-    return FullJob(call, module.form(_fiber_form(shared, call.memory)), shared, reactor)
+    return FullJob(call, module.form(_fiber_form(module, shared, call.memory)), shared, reactor)
 
 
-def _fiber_form(shared: SharedDevice | None, memory: MemoryKind) -> Form:
+def _fiber_form(module: DeployedModule, shared: SharedDevice | None, memory: MemoryKind) -> Form:
     """Return the form of a guest that runs as a fiber, with a device or without."""
-    return Form(shared is not None and wants_compiled(shared), shared is not None and memory in DIRECT, fibers=True)
+    if shared is None:
+        return Form(fibers=True)
+    return Form(wants_compiled(shared), is_direct(shared, memory, module.prepared), fibers=True)
 
 
 def _spawn(reactor: Reactor, job: FullJob | OneShotJob, *, long: bool = False) -> PendingInvocation:

@@ -19,10 +19,10 @@ from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.device_access import (
-    DIRECT,
     device_memory,
     end_session,
     huge_pages_preferred,
+    is_direct,
     open_session,
     prefer_huge_pages,
     wants_compiled,
@@ -58,10 +58,15 @@ def run_full(
     with (
         gpu as (session, prepared),
         _make_sandbox(call, prepared, session, announce) as instance,
-        huge_pages_preferred(instance, function.host.limits) if cuda and call.memory == "pinned" else nullcontext(),
+        huge_pages_preferred(instance, function.host.limits) if _registers(call, cuda=cuda) else nullcontext(),
     ):
         values, exit_code = call_export(instance, call.export, call.args, call.ends)
         return call.outcome(values, exit_code, written(instance), session)
+
+
+def _registers(call: Call, *, cuda: bool) -> bool:
+    """Return whether the device reaches wasmtime's own pages, all of them."""
+    return cuda and call.memory == "pinned" and not call.function.host.share().guarded
 
 
 @contextmanager
@@ -73,13 +78,14 @@ def _open_gpu(
     shared = function.host.share()
     if on_device is not None:
         on_device(shared.info, function.host.device_reason)
-    prepared = function.form(Form(wants_compiled(shared), memory in DIRECT))
+    direct = is_direct(shared, memory, function.prepared)
+    prepared = function.form(Form(wants_compiled(shared), direct))
     native = prepared.needs_layout
     # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
     with (
         shared.device.native.bound() if native else nullcontext(),
         open_session(shared, call.tenant, memory, with_layout=native) as session,
-        device_memory(shared, call.tenant, memory, function.host.limits) if memory in DIRECT else nullcontext(),
+        device_memory(shared, session, call.tenant, memory, function.host.limits) if direct else nullcontext(),
     ):
         call.services["cuda"] = CudaService(session)
         session.enter(call.ends)
@@ -166,9 +172,9 @@ class FullJob:
         furnish: Callable[[GuestState], Callable[[], object]] | None = None
         try:
             if self.shared is not None:
-                self._open_session(self.shared, layout)
-                if call.memory in DIRECT:
-                    supply = partial(device_memory, self.shared, call.tenant, call.memory, limits)
+                session = self._open_session(self.shared, layout)
+                if is_direct(self.shared, call.memory, self.prepared):
+                    supply = partial(device_memory, self.shared, session, call.tenant, call.memory, limits)
                 elif call.memory == "pinned":
                     furnish = partial(prefer_huge_pages, limits=limits)
             return Fiber(
@@ -210,7 +216,7 @@ class FullJob:
             outcome = failed
         return outcome or InternalError("an invocation ended without an outcome"), released
 
-    def _open_session(self, shared: SharedDevice, layout: SessionLayout) -> None:
+    def _open_session(self, shared: SharedDevice, layout: SessionLayout) -> Session:
         call = self.call
         if self.prepared.compiled:
             self.reactor.hold(shared, shared.device.native.bound)
@@ -220,6 +226,7 @@ class FullJob:
         self.session.credits.bound()  # the reactor serves all guests, and must not wait in the driver for one
         call.services["cuda"] = CudaService(self.session)
         self.session.enter(call.ends)
+        return self.session
 
     def _outcome(self, fiber: Sandbox, error: BaseException | None) -> Invocation | BaseException:
         wrote = written(fiber)

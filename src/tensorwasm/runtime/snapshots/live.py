@@ -29,9 +29,9 @@ from tensorwasm.guest.saved import transfer
 from tensorwasm.guest.saved.transfer import Origin, RestorePlan
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.device_access import (
-    DIRECT,
     device_memory,
     end_session,
+    is_direct,
     open_session,
     resolve_memory_kind,
     wants_compiled,
@@ -272,12 +272,12 @@ class LiveInstance:
         if size_bytes > limits.memory_bytes:
             raise ModuleMemoryTooLarge(f"the saved memory has {size_bytes} bytes; the limit is {limits.memory_bytes}")
         memory = resolve_memory_kind(opening.memory_kind)
-        direct = self.grants.cuda and memory in DIRECT
+        direct = False
         form = Form(instrumented="live") if revival is None else function.blank
-        form = form._replace(host_memory=direct)
         if self.grants.cuda:
             self._shared = shared = function.host.share()
-            form = form._replace(native=wants_compiled(shared))
+            direct = is_direct(shared, memory, function.prepared)
+            form = form._replace(native=wants_compiled(shared), host_memory=direct)
         prepared = function.form(form)
         mapped = revival is not None and not direct and not form.copied
         self._origin = Origin(revival.image if revival is not None and mapped else None, plain=not direct)
@@ -287,7 +287,7 @@ class LiveInstance:
             self._resources.enter_context(self._session)
             self._services["cuda"] = CudaService(self._session)
             if direct:
-                supply = device_memory(self._shared, self.tenant, memory, limits, size_bytes)
+                supply = device_memory(self._shared, self._session, self.tenant, memory, limits, size_bytes)
         if self._origin.image is not None:
             image = self._origin.image
             supply = memory_creator.supplying(

@@ -55,7 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         place = SmPlacement(*setup.place) if setup.place is not None else None
-        runtime = Runtime(setup.device, multiprocessors=setup.multiprocessors, place=place, jit=setup.jit)
+        runtime = Runtime(
+            setup.device,
+            multiprocessors=setup.multiprocessors,
+            place=place,
+            jit=setup.jit,
+            isolation=setup.isolation,
+        )
         ready = describe_device(runtime.device)
     except TensorWasmError as error:
         link_to_parent.send(UnfitFrame(error.kind, clean(error.message)))

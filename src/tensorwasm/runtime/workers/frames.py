@@ -24,9 +24,9 @@ from msgspec import Meta
 from tensorwasm.errors import MAX_NAME, InvokeTimeout
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
-from tensorwasm.values import Deadline, MemoryKind
+from tensorwasm.values import Deadline, Isolation, MemoryKind
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -63,6 +63,7 @@ class SetupFrame(WorkerFrame, frozen=True):
     multiprocessors: Identity | None  # its share of the device's, None for all
     # Where the share lies, `tensorwasm.values.SmPlacement` as unit and what is before; None for anywhere.
     place: tuple[Identity, tuple[Identity, ...]] | None
+    isolation: Isolation  # what keeps kernels apart in the worker's process
     jit: bool  # whether the device's driver may compile PTX of guests in the worker's process
     places: Identity  # calls at a time
     beat_s: float  # seconds between its heartbeats

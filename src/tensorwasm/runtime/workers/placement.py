@@ -1,8 +1,8 @@
 """Placement: which worker gets a request, and where on a GPU the shares of its workers lie.
 
-Under ``shared`` isolation every device has one worker for all tenants. Under ``process`` each tenant has a worker of
-its own, because a process is the fault domain: on CUDA a kernel that breaks a rule takes the device from the whole
-process, and an unguarded one may read other tenants' memory there.
+Under ``guarded`` and ``stream`` isolation every device has one worker for all tenants. Under ``process`` each tenant
+has a worker of its own, because a process is the fault domain: on CUDA an unguarded kernel that breaks a rule takes the
+device from the whole process, and may read other tenants' memory there.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from tensorwasm.values import SmPlacement
-
-Isolation = Literal["shared", "process"]
+from tensorwasm.values import Isolation, SmPlacement
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.lifecycle import State
-from tensorwasm.runtime.workers.placement import GpuShares, Isolation, Load, Start, choose
+from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
+from tensorwasm.values import Isolation
 
 Kernels = Literal["untrusted", "trusted"]
 
@@ -37,21 +38,21 @@ class WorkerExecutor:
     A worker that dies, hangs, loses its device or breaks the protocol ends its own requests, as `DeviceFault`, and is
     replaced; other workers are not affected. No request is ever made twice.
 
-    Isolation is ``shared`` by default on the emulator, which confines every kernel, and ``process`` on CUDA, where
-    kernels are not guarded yet: tenants in one process could read and break each other's memory on the GPU. Choose
-    ``shared`` there only for tenants who trust each other. It needs a ptxas for the GPU on this machine: the driver's
-    own compiler, known to crash, would run in the process that they share.
+    Isolation is ``stream`` by default on the emulator, which confines every kernel, and ``process`` on CUDA. Under
+    ``guarded`` and ``stream`` tenants share one process a device; choose ``stream`` on CUDA only for tenants who trust
+    each other: they could read and break each other's memory on the GPU. Both need a ptxas for the GPU on this machine:
+    the driver's own compiler, known to crash, would run in the process that they share.
 
     Workers with shares of one GPU run on multiprocessors of their own, as long as all of them have shares; one without
     runs on all. A worker whose share does not fit beside the others is given up as `DeviceUnavailable` at its start.
 
     Args:
         device: ``emulator``, ``cuda:N``, or ``cuda`` for every GPU of this machine; or several of these.
-        isolation: who shares a worker; None for the device's default.
-        workers: most workers of one device under isolation by process, at least 1; under ``shared`` there is one.
+        isolation: what keeps tenants apart; None for the device's default.
+        workers: most workers of one device under isolation by process, at least 1; otherwise there is one.
         options: other options of workers; device and place are set here.
         mps: have workers join the MPS daemon. Only with trusted kernels: under MPS a fault ends the neighbours too.
-        kernels: ``trusted`` if the operator vouches for every kernel; none is guarded yet.
+        kernels: ``trusted`` if the operator vouches for every kernel.
         shares: multiprocessors, at least so many, by tenant, for tenants whose workers are not to have what ``options``
             says. Only under isolation by process, where a worker is one tenant's.
 
@@ -74,7 +75,7 @@ class WorkerExecutor:
         self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
         self._devices = list_devices((device,) if isinstance(device, str) else device)
         emulated = all(each == "emulator" for each in self._devices)
-        self._isolation: Isolation = isolation or ("shared" if emulated else "process")
+        self._isolation: Isolation = isolation or ("stream" if emulated else "process")
         self._most = workers
         self._shares = dict(shares or {})
         _check(workers, self._isolation, self._shares, self._options)
@@ -170,7 +171,7 @@ class WorkerExecutor:
             if placed.device == device and placed.worker.lifecycle.state is State.FAILED:
                 device_shares.leave(other)
         place = device_shares.take(number, share) if share is not None and name != "emulator" else None
-        return replace(self._options, device=name, multiprocessors=share, place=place)
+        return replace(self._options, device=name, multiprocessors=share, place=place, isolation=self._isolation)
 
     def _explain(self, tenant: str) -> TensorWasmError:
         """Return why a tenant's request finds no worker."""

@@ -28,7 +28,7 @@ from tensorwasm.runtime.workers.frames import PROTOCOL, FailedFrame, ReadyFrame,
 from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error
 from tensorwasm.runtime.workers.process import PROGRAM, Process, make_environment
-from tensorwasm.values import DeviceInfo, SmPlacement
+from tensorwasm.values import DeviceInfo, Isolation, SmPlacement
 
 _LONGEST_WAIT_S: Final = 3600.0
 
@@ -43,6 +43,7 @@ class WorkerOptions:
     multiprocessors: int | None = None  # share of the device's, None for all
     # Where the share lies among those of the device's other workers; None for anywhere.
     place: SmPlacement | None = None
+    isolation: Isolation = "stream"  # what keeps kernels apart in the process
     pipes: str | None = None  # folder of the MPS daemon that they join, None to join none
     places: int = PLACES  # calls without a device at a time
     requests: int = 256  # most that the worker holds, waiting ones included; one more is refused as `CapacityExhausted`
@@ -237,6 +238,7 @@ class Worker:
             multiprocessors=options.multiprocessors,
             place=(options.place.unit, options.place.before) if options.place is not None else None,
             jit=self.tenant is not None,
+            isolation=options.isolation,
             places=options.places,
             beat_s=options.patience.beat_s,
         )

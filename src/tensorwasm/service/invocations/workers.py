@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, InvalidArgs
-from tensorwasm.runtime.workers.placement import Isolation
+from tensorwasm.errors import CapacityExhausted
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerStatistics
+from tensorwasm.settings.parsing import checked_isolation
 
 
 class Workers:
@@ -29,10 +28,8 @@ class Workers:
 
     @classmethod
     def from_settings(cls, isolation: str) -> Workers:
-        """Return workers with isolation ``shared``, ``process`` or empty, the device's default; else InvalidArgs."""
-        if isolation not in {"", "shared", "process"}:
-            raise InvalidArgs(f"TENSOR_WASM_API_ISOLATION is shared or process, not {isolation[:32]!r}")
-        chosen = cast("Isolation | None", isolation or None)
+        """Return workers with an isolation, the device's default for an empty one; raise InvalidArgs if it is none."""
+        chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:

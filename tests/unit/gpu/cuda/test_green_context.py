@@ -188,5 +188,5 @@ def test_a_share_is_not_destroyed_under_what_could_not_be_given_back(driver, fak
         device.close_stream(stream)
     with fake.failing("cuStreamDestroy", 801):
         device.close()
-    assert device.statistics() == DeviceStatistics(streams=1, release_failures=5)
+    assert device.statistics() == DeviceStatistics(streams=1, release_failures=6)
     assert any(handle.kind == "green" for handle in fake.handles)

@@ -228,6 +228,7 @@ def put_staged_window(caller: Caller, end: int) -> tuple[int, ...]:
     caller.slot = ctypes.create_string_buffer(1 << 13)
     first = -(-ctypes.addressof(caller.slot) // 256) * 256
     caller.layout.stage_at, caller.layout.stage_bytes = first + caller.memory_at % 256, 4096
+    caller.layout.stage_view = caller.layout.stage_at
     caller.layout.reach_at = caller.layout.reach_bytes = 0
     return params
 

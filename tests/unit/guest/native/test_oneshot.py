@@ -230,7 +230,7 @@ def test_memory_that_is_never_let_go_keeps_its_slot_and_its_layout(make_oneshot,
 def test_a_used_slot_is_cleared(make_oneshot):
     sandbox, slot = make_oneshot(), ctypes.create_string_buffer(b"x" * 64, 64)
     layout = sandbox._state.layout
-    layout.stage_at, layout.stage_bytes, layout.stage_used = ctypes.addressof(slot), 64, 40
+    layout.stage_view, layout.stage_bytes, layout.stage_used = ctypes.addressof(slot), 64, 40
     assert call(sandbox) == [1]
     assert slot.raw == bytes(40) + b"x" * 24
     assert layout.stage_used == 0

@@ -35,6 +35,7 @@ def slot():
 
 def open_slot(bench, at: int, size_bytes: int = SLOT_BYTES) -> None:
     bench.layout.stage_at, bench.layout.stage_bytes = at, size_bytes
+    bench.layout.stage_view = at
 
 
 def launch(bench, windows, *, name="wasi_cuda_launch") -> int:

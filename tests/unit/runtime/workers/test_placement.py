@@ -11,7 +11,7 @@ TENANTS = ("ann", "bob", "cyn", "dan")
 
 
 def shared(loads, devices=2):
-    return choose(loads, "ann", "shared", devices, 1)
+    return choose(loads, "ann", "stream", devices, 1)
 
 
 def apart(loads, tenant="ann", devices=1, most=2):
@@ -63,8 +63,8 @@ def test_a_tenant_whose_worker_was_given_up_gets_no_other():
 @st.composite
 def situations(draw):
     devices, most = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    isolation = draw(st.sampled_from(["shared", "process"]))
-    if isolation == "shared":
+    isolation = draw(st.sampled_from(["guarded", "process", "stream"]))
+    if isolation != "process":
         places = draw(st.sets(st.integers(0, devices - 1)))
         owners = [(device, None) for device in places]
     else:

@@ -1,6 +1,6 @@
 """Streams of a GPU: order, zeros in new memory, and waits that end at a deadline.
 
-Three streams are the device's own, see `Purpose`. No kernel of a guest is ever in front of what they are given. They
+Four streams are the device's own, see `Purpose`. No kernel of a guest is ever in front of what they are given. They
 are made when the device is opened, for a driver may make none while a kernel runs.
 
 The driver can wait without burning a core (an event with blocking synchronisation), but not with a limit. So its wait
@@ -28,9 +28,10 @@ from tensorwasm.gpu.cuda.driver.contexts import Context, bound
 from tensorwasm.gpu.cuda.handles import CudaStream
 from tensorwasm.values import Deadline
 
-Purpose = Literal["clearing", "pooling", "copying"]
+Purpose = Literal["clearing", "pooling", "copying", "timing"]
 """What a stream of the device's own is for: new memory is cleared and given back on one; pools of tenants allocate and
-free on one, with nothing else, so that it is always drained soon; callers wait for copies on one."""
+free on one, with nothing else, so that it is always drained soon; callers wait for copies on one; the kernel that reads
+the GPU's clock runs on one."""
 
 _SPIN_NS: Final = 200_000
 """How long a wait polls the driver before it sleeps: most kernels end sooner than a sleep costs."""

@@ -1,0 +1,321 @@
+"""Windows for the sessions of guarded kernels: each has a heap, a staging slot and a stop word, and is used again.
+
+Opening a window takes milliseconds, so a session takes one that another has left. Nothing that one session put there is
+seen by the next: what kernels can have written is cleared before.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+from tensorwasm.errors import QuotaExceeded
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WINDOW_BYTES
+from tensorwasm.gpu.device.port import Device, attempt
+from tensorwasm.gpu.device.protocols import AddressWindow, Event, Stream, UnifiedMemory
+from tensorwasm.gpu.limits.accounts import Account, Reservation
+from tensorwasm.gpu.memory import pages
+from tensorwasm.gpu.memory.suballocator import Suballocator
+from tensorwasm.gpu.resources.stop_words import StopWord, StopWords
+from tensorwasm.gpu.resources.window_heap import MappedBytes, WindowHeap, idle
+from tensorwasm.gpu.resources.window_memory import MAX_BYTES, WindowMemory
+from tensorwasm.gpu.staging import Slot
+from tensorwasm.values import MIB, Deadline, Region
+
+SCRATCH_BYTES: Final = 8 * MIB
+"""Of each window: with 2 MiB more it takes 10 MiB of device memory, and opens in 13 ms on an H200."""
+STAGE_AT: Final = 32 * MIB
+STAGE_BYTES: Final = 2 * MIB
+"""The staging slot: memory of the host at this offset of every window."""
+CLEARING_LIMIT_S: Final = 1.0
+"""Longest wait for the clearing of a window, which takes microseconds on a GPU that is not full."""
+_LEAST_IDLE: Final = 16
+_IDLE_SHARE: Final = 4
+"""Idle windows may take this part of the device's memory."""
+
+
+class TenantMemory(NamedTuple):
+    """Whose a window is, and the device memory in it."""
+
+    tenant: str
+    account: Account
+    heap: WindowHeap
+    memory: Suballocator
+
+
+class SessionWindow:
+    """A window with all that one session at a time has in it.
+
+    Attributes:
+        window: of the device.
+        slot: the staging slot.
+        stop: tells kernels to stop.
+        tenant: whose sessions use it.
+        heap: device memory of the tenant in it.
+        memory: what buffers are cut from.
+        regions: all that guarded kernels may touch.
+        cleared: reached when no content of an earlier session is left; None from the start.
+    """
+
+    __slots__ = (
+        *("_account", "_grown", "_linear", "_owner", "_users", "cleared", "heap"),
+        *("memory", "regions", "slot", "stop", "tenant", "window"),
+    )
+
+    def __init__(
+        self, owner: SessionWindows, window: AddressWindow, slot: Slot, stop: StopWord, memory: TenantMemory
+    ) -> None:
+        self._owner = owner
+        self.window = window
+        self.slot = slot
+        self.stop = stop
+        self.hand_over(memory)
+        self._grown: tuple[Slot, Reservation] | None = None
+        self._linear: WindowMemory | None = None
+        self._users = 0
+        self.cleared: Event | None = None
+        whole = Region(window.address - SLACK_BYTES, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
+        self.regions = (whole, *stop.regions)
+
+    def hand_over(self, memory: TenantMemory) -> None:
+        """Make the window a tenant's, with device memory of its own."""
+        self.tenant, self._account, self.heap, self.memory = memory
+
+    @property
+    def address(self) -> int:
+        """The window's first byte, on the device."""
+        return self.window.address
+
+    def grow_slot(self, size_bytes: int) -> None:
+        """Replace the slot, which nothing in flight reaches, by one that is large enough.
+
+        Raises:
+            QuotaExceeded: over the tenant's cap on memory that the device reaches, or there is no room for it.
+        """
+        size_bytes = pages.rounded(size_bytes, GRANULE_BYTES)
+        with self._account.reserve_pinned(size_bytes) as reservation, ExitStack() as undo:
+            address = self.heap.reserve(size_bytes)
+            undo.callback(self.heap.unreserve, address, size_bytes)
+            view = self.heap.map_host(address, size_bytes)
+            undo.pop_all()
+            reservation.commit()
+        self.shrink_slot()
+        self.slot.clear()
+        self.slot, self._grown = Slot(Region(address, size_bytes, host=True), view), (self.slot, reservation)
+
+    def shrink_slot(self) -> None:
+        """Go back to the slot that the window has for good."""
+        if self._grown is not None:
+            large, (self.slot, reservation), self._grown = self.slot, self._grown, None
+            reservation.release()
+            self.heap.unmap_host(large.region.address)
+            self.heap.unreserve(large.region.address, large.region.size_bytes)
+
+    def open_memory(self, unified: UnifiedMemory, size_bytes: int, capacity_bytes: int) -> WindowMemory:
+        """Return zeroed memory for the session's guest, which keeps the window in use until it is closed.
+
+        Raises:
+            QuotaExceeded: over the tenant's cap on pinned memory, or there is no room for it.
+            LaunchRefused: there are no addresses for it.
+        """
+        kept, self._linear = self._linear, None
+        if kept is not None and kept.capacity_bytes < min(capacity_bytes, MAX_BYTES):
+            kept.release()
+            kept = None
+        memory = kept or WindowMemory(unified, self.heap, self._account, capacity_bytes, self._end_memory)
+        try:
+            memory.begin(size_bytes)
+        except BaseException:
+            memory.release()
+            raise
+        self._linear = memory
+        self._users += 1
+        return memory
+
+    def drop_memory(self) -> None:
+        """Unmap the linear memory that is kept for the next guest."""
+        if self._linear is not None:
+            memory, self._linear = self._linear, None
+            memory.release()
+
+    def begin(self) -> None:
+        """Begin to use the window, for a session."""
+        self._users += 1
+
+    def _end_memory(self) -> None:
+        self._end()
+
+    def _end(self) -> list[Exception]:
+        """End a use of the window; with the last one it is given back."""
+        self._users -= 1
+        return [] if self._users else self._owner.give(self)
+
+    def clear(self, stream: Stream) -> None:
+        """Start clearing all that kernels may have written, behind the work already in a stream."""
+        self._owner.clear(self, stream)
+
+    def stop_kernels(self) -> None:
+        """Tell the session's kernels to stop; see `StopWords.stop`."""
+        self._owner.stops.stop(self.stop)
+
+    def give_back(self) -> list[Exception]:
+        """End the session's use: nothing in flight reaches the window any more. Return what the device raised.
+
+        It is given back when the guest's memory has been closed, too.
+        """
+        self.heap.settle = idle
+        return self._end()
+
+
+class SessionWindows:
+    """The windows of one device. Thread-safe.
+
+    Args:
+        device: outlives them.
+
+    Attributes:
+        stops: the stop words.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._windows = device.windows
+        self.stops = StopWords(device)
+        each_bytes = SCRATCH_BYTES + 2 * GRANULE_BYTES
+        self._most_idle = max(_LEAST_IDLE, device.info.memory_bytes // _IDLE_SHARE // each_bytes)
+        self._lock = threading.Lock()
+        self._idle: list[SessionWindow] = []
+        self._mapped: dict[str, MappedBytes] = {}
+        self._stream: Stream | None = None
+        self._closed = False
+
+    @property
+    def idle(self) -> int:
+        """Windows that no session has."""
+        return len(self._idle)
+
+    def take(self, tenant: str, account: Account) -> SessionWindow:
+        """Return a window with nothing of an earlier session in it, the tenant's own last one if there is one.
+
+        Raises:
+            QuotaExceeded: there is no memory for another one.
+            LaunchRefused: the device has no windows.
+        """
+        taken = self._choose(tenant)
+        if taken is None:
+            taken = self._open(tenant, account)
+        elif taken.tenant != tenant:
+            self._hand_over(taken, tenant, account)
+        taken.begin()
+        return taken
+
+    def clear(self, window: SessionWindow, stream: Stream) -> None:
+        """Start clearing all that kernels may have written, behind the work already in a stream."""
+        self._windows.clear_scratch(window.window, stream)
+        self._windows.clear(window.window, STAGE_AT, STAGE_BYTES, stream)
+        window.heap.clear(stream)
+
+    def give(self, window: SessionWindow) -> list[Exception]:
+        """Take a window back, which nothing in flight can reach any more; return what the device raised.
+
+        The session has given back its memory and cleared what it used of the slot.
+        """
+        failures = attempt(window.shrink_slot) or ([] if self._closed else attempt(self._clean, window))
+        with self._lock:
+            kept = not failures and not self._closed and len(self._idle) < self._most_idle
+            if kept:
+                self._idle.append(window)
+        if kept:
+            return []
+        failures += self._close(window)
+        return failures + (self.stops.close() if self._closed else [])
+
+    def trim(self) -> bool:
+        """Close an idle window for somebody who needs device memory; return whether there was one."""
+        with self._lock:
+            window = self._idle.pop(0) if self._idle else None
+        return window is not None and not self._close(window)
+
+    def close(self) -> list[Exception]:
+        """Close all windows that no session has, and others when they are given back; return what the device raised."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        failures = [error for window in idle for error in self._close(window)]
+        with self._lock:
+            clearing, self._stream = self._stream, None
+        if clearing is not None:
+            failures += attempt(self._device.close_stream, clearing)
+        return failures + self.stops.close()
+
+    def _choose(self, tenant: str) -> SessionWindow | None:
+        """Take an idle window: the tenant's own last one, else the one that is idle for longest."""
+        with self._lock:
+            own = [at for at, window in enumerate(self._idle) if window.tenant == tenant]
+            window = self._idle.pop(own[-1] if own else 0) if self._idle else None
+        if window is not None and attempt(self._await_clearing, window):
+            self._close(window)
+            return None
+        return window
+
+    def _open(self, tenant: str, account: Account) -> SessionWindow:
+        try:
+            window = self._windows.open_window(SCRATCH_BYTES)
+        except QuotaExceeded:
+            if not self.trim():
+                raise
+            window = self._windows.open_window(SCRATCH_BYTES)
+        with ExitStack() as undo:
+            undo.callback(self._windows.close_window, window)
+            view = self._windows.map_host(window, STAGE_AT, STAGE_BYTES)
+            stop = self.stops.take()
+            undo.pop_all()
+        slot = Slot(Region(window.address + STAGE_AT, STAGE_BYTES, host=True), view)
+        return SessionWindow(self, window, slot, stop, self._memory(window, tenant, account))
+
+    def _hand_over(self, window: SessionWindow, tenant: str, account: Account) -> None:
+        """Make a window another tenant's, with memory of its own."""
+        self._release_memory(window)
+        window.hand_over(self._memory(window.window, tenant, account))
+
+    def _memory(self, window: AddressWindow, tenant: str, account: Account) -> TenantMemory:
+        with self._lock:
+            mapped = self._mapped.setdefault(tenant, MappedBytes(account))
+        mapped.join(1)
+        heap = WindowHeap(self._windows, window, mapped)
+        memory = Suballocator(heap, account, spare=self.trim, granule_bytes=GRANULE_BYTES)
+        return TenantMemory(tenant, account, heap, memory)
+
+    def _release_memory(self, window: SessionWindow) -> None:
+        window.drop_memory()
+        window.memory.close()
+        window.heap.mapped.join(-1)
+
+    def _clean(self, window: SessionWindow) -> None:
+        """Make a window as it was, but for what is being cleared when this returns."""
+        self.stops.clear(window.stop)
+        with self._lock:
+            if self._stream is None:
+                self._stream = self._device.open_stream()
+            stream = self._stream
+        if window.cleared is None:
+            window.cleared = self._device.events.open_event()
+        self.clear(window, stream)
+        self._device.events.record(window.cleared, stream)
+
+    def _await_clearing(self, window: SessionWindow) -> None:
+        if window.cleared is not None:
+            self._device.events.synchronize_event(window.cleared, Deadline.after(CLEARING_LIMIT_S))
+
+    def _close(self, window: SessionWindow) -> list[Exception]:
+        """Release a window; one whose clearing does not end stays, for it is in flight."""
+        failures = attempt(self._await_clearing, window)
+        if failures:
+            return failures
+        if window.cleared is not None:
+            failures += attempt(self._device.events.close_event, window.cleared)
+        self._release_memory(window)
+        failures += attempt(self._windows.close_window, window.window)
+        self.stops.give(window.stop)
+        return failures

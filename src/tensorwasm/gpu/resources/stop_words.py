@@ -1,0 +1,145 @@
+"""The words through which guarded kernels of a session are told to stop, and say why they did.
+
+A kernel reads its session's flag every few hundred microseconds, in device memory, where that costs next to nothing; it
+writes its session's status once, in host memory, where the host reads it without a call of the driver. Neither word
+lies in any session's window.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import ExitStack
+from typing import Final
+
+from tensorwasm.gpu.device.port import Device, attempt
+from tensorwasm.gpu.memory import pages
+from tensorwasm.values import Deadline, Region
+
+_WORD_BYTES: Final = 4
+_FLAG_STRIDE_BYTES: Final = 32
+"""A sector of the GPU's second-level cache."""
+_STATUS_STRIDE_BYTES: Final = 64
+_BLOCK_WORDS: Final = 1024
+_STOP_LIMIT_S: Final = 1.0
+
+
+class StopWord:
+    """The two words of one session.
+
+    Attributes:
+        flag_at: address of the flag, on the device.
+        status_at: address of the status, on the device and on the host.
+        stopping: whether the flag was set.
+    """
+
+    __slots__ = ("_status", "flag_at", "status_at", "stopping")
+
+    def __init__(self, flag_at: int, status_at: int) -> None:
+        self.flag_at = flag_at
+        self.status_at = status_at
+        self.stopping = False
+        self._status = ctypes.c_uint32.from_address(status_at)
+
+    @property
+    def status(self) -> int:
+        """Why a kernel stopped: `tensorwasm.ptx.guarded.STOPPED` or ``TRAPPED``; 0 if none did."""
+        return self._status.value
+
+    @property
+    def regions(self) -> tuple[Region, Region]:
+        """What kernels may touch of it."""
+        flag = Region(self.flag_at, _WORD_BYTES, host=False)
+        return flag, Region(self.status_at, _WORD_BYTES, host=True)
+
+    def forget(self) -> None:
+        """Set the status back."""
+        self._status.value = 0
+
+
+class StopWords:
+    """The stop words of one device. Thread-safe.
+
+    Args:
+        device: outlives them.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._idle: list[StopWord] = []
+        self._blocks: list[tuple[int, int]] = []
+        self._taken = 0
+
+    def take(self) -> StopWord:
+        """Return a word that is clear.
+
+        Raises:
+            QuotaExceeded: there is no memory for more of them.
+            LaunchRefused: the device reaches no memory of the host.
+        """
+        with self._lock:
+            if not self._idle:
+                self._add_block()
+            self._taken += 1
+            return self._idle.pop()
+
+    def stop(self, word: StopWord) -> None:
+        """Tell the session's kernels to stop, those that begin later too. Waits for none of them.
+
+        Raises:
+            InvokeTimeout: the device did not come to it within a second.
+        """
+        word.stopping = True
+        self._set(word, 1)
+
+    def clear(self, word: StopWord) -> None:
+        """Set both words back. Nothing of the session runs any more.
+
+        Raises:
+            InvokeTimeout: the device did not come to it within a second.
+        """
+        if word.stopping:
+            self._set(word, 0)
+            word.stopping = False
+        word.forget()
+
+    def give(self, word: StopWord) -> None:
+        """Take a clear word back."""
+        with self._lock:
+            self._taken -= 1
+            self._idle.append(word)
+
+    def close(self) -> list[Exception]:
+        """Release the memory unless a session has a word; return what the device raised."""
+        failures: list[Exception] = []
+        with self._lock:
+            if self._taken:
+                return []
+            blocks, self._blocks, self._idle = self._blocks, [], []
+        for flags_at, statuses_at in blocks:
+            failures += attempt(self._device.free, flags_at)
+            if refused := attempt(self._device.unregister, statuses_at):
+                failures += refused
+            else:
+                pages.give_back(statuses_at)
+        return failures
+
+    def _set(self, word: StopWord, value: int) -> None:
+        data = value.to_bytes(_WORD_BYTES, "little")
+        self._device.write(word.flag_at, data, None, Deadline.after(_STOP_LIMIT_S))
+
+    def _add_block(self) -> None:
+        size_bytes = _BLOCK_WORDS * _STATUS_STRIDE_BYTES
+        with ExitStack() as undo:
+            statuses_at = pages.acquire(size_bytes)
+            undo.callback(pages.give_back, statuses_at)
+            self._device.register(statuses_at, size_bytes)
+            undo.callback(self._device.unregister, statuses_at)
+            flags_at = self._device.allocate(_BLOCK_WORDS * _FLAG_STRIDE_BYTES)
+            undo.pop_all()
+        self._blocks.append((flags_at, statuses_at))
+        self._idle += [
+            StopWord(flags_at + at * _FLAG_STRIDE_BYTES, statuses_at + at * _STATUS_STRIDE_BYTES)
+            for at in range(_BLOCK_WORDS)
+        ]
