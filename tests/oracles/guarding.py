@@ -48,13 +48,13 @@ class GuardedText:
 def guarded_text(text: str, entry: str) -> GuardedText:
     """Guard and verify a kernel; raise what the guard or the verifier raises."""
     module = ptx.extract(ptx.parse_variants(text)[0], entry)
-    return _printed(guard_kernel(module, EMULATOR_SHARED_BASE))
+    return _printed(*guard_kernel(module, EMULATOR_SHARED_BASE))
 
 
 def verified_text(made: Guarded, module: Module | None = None) -> GuardedText:
     """Verify what a guard has written, or another module in its place."""
-    return _printed(verify_kernel(replace(made, module=module or made.module), EMULATOR_SHARED_BASE))
+    return _printed(*verify_kernel(replace(made, module=module or made.module), EMULATOR_SHARED_BASE))
 
 
-def _printed(kernel: GuardedKernel) -> GuardedText:
-    return GuardedText(ptx.render(kernel.module), kernel)
+def _printed(module: Module, kernel: GuardedKernel) -> GuardedText:
+    return GuardedText(ptx.render(module), kernel)

@@ -12,6 +12,7 @@ from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, AccountStat
 from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.resources.kernel_store import KernelStore
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import DeviceInfo, MemoryKind
 
@@ -49,12 +50,20 @@ class SharedDevice:
         gate: entered while work is on the device.
         guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
             too.
+        store: keeps guarded kernels compiled, between processes; None keeps none.
     """
 
     def __init__(
-        self, device: Device, accounts: Accounts | None = None, gate: Gate = PROCESS_GATE, *, guarded: bool = False
+        self,
+        device: Device,
+        accounts: Accounts | None = None,
+        gate: Gate = PROCESS_GATE,
+        *,
+        guarded: bool = False,
+        store: KernelStore | None = None,
     ) -> None:
-        self._resources = DeviceResources(device, accounts, gate, device.info.max_streams, guarded=guarded)
+        streams = device.info.max_streams
+        self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, store=store)
         self.device = device
         self.guarded = guarded
         self.accounts = self._resources.accounts

@@ -46,16 +46,14 @@ class SharedNeeds:
 
 @dataclass(frozen=True, slots=True)
 class GuardedKernel:
-    """A kernel in the form of `tensorwasm.ptx.guarded`.
+    """What each launch of a kernel in the form of `tensorwasm.ptx.guarded` needs.
 
     Attributes:
-        module: what the verifier has accepted, once it is printed.
         verified: what a launch has to ensure.
         data: variables of the module, of which each session has a copy in its window.
         shared: how much shared memory a launch has.
     """
 
-    module: Module
     verified: Verified
     data: DataImage
     shared: SharedNeeds
@@ -71,8 +69,13 @@ class GuardedKernel:
         return bytes(made)
 
 
-def guard_kernel(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER) -> GuardedKernel:
+def guard_kernel(
+    module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER
+) -> tuple[Module, GuardedKernel]:
     """Guard a module of one kernel, as `tensorwasm.ptx.extract` returns it, and verify the text that it prints as.
+
+    Returns:
+        The guarded module, of which the verifier has accepted what it prints as; and what launches of it need.
 
     Args:
         module: what the kernel reaches.
@@ -86,13 +89,15 @@ def guard_kernel(module: Module, shared_base: int = SHARED_BASE, deadline: Deadl
     return verify_kernel(guard(module, shared_base, deadline), shared_base, deadline)
 
 
-def verify_kernel(written: Guarded, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER) -> GuardedKernel:
+def verify_kernel(
+    written: Guarded, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER
+) -> tuple[Module, GuardedKernel]:
     """Verify the text that a guarded module prints as; otherwise as `guard_kernel`."""
     verified = verify(render(written.module, deadline), shared_base, deadline)
     reserve_bytes = verified.arrays.shared_reserve_bytes
     least_bytes = max(reserve_bytes + _SHARED_GRAIN_BYTES, _rounded(verified.least_shared_bytes))
     shared = SharedNeeds(verified.arrays.dynamic, written.program_shared_bytes, reserve_bytes, least_bytes)
-    return GuardedKernel(written.module, verified, written.data, shared)
+    return written.module, GuardedKernel(verified, written.data, shared)
 
 
 def launch_parameter(

@@ -142,6 +142,12 @@ class Settings:
     code_cache_mib: int = setting(
         "TENSOR_WASM_CODE_CACHE", size, 1024, "Maximum size of the compiled modules in the cache in MiB; 0 keeps none."
     )
+    kernel_cache_mib: int = setting(
+        "TENSOR_WASM_KERNEL_CACHE",
+        size,
+        256,
+        "Maximum size of the compiled guarded kernels in the cache in MiB; 0 keeps none.",
+    )
     compile_timeout_s: float = setting(
         "TENSOR_WASM_COMPILE_TIMEOUT",
         seconds,

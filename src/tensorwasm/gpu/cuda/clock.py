@@ -12,6 +12,7 @@ import ctypes
 import struct
 import threading
 import time
+from functools import partial
 from typing import Any, Final
 
 from tensorwasm import ptx
@@ -92,7 +93,8 @@ class DeviceClock:
         """Return the offset of the comparison that took least time; None if none ended in time."""
         if self._module is None:
             module = ptx.parse(_TEXT)
-            self._module = CudaModule(self._compiler.load(self._compiler.compile(module, NEVER)), module)
+            image = self._compiler.compile(module, NEVER)
+            self._module = CudaModule(self._compiler.load(image), partial(ptx.signature, module))
         driver = self._core.driver
         if not self._word:
             word = pages.acquire(pages.PAGE_BYTES)

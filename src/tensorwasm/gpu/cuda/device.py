@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
+from tensorwasm import ptx
 from tensorwasm.errors import (
     CapacityExhausted,
     InternalError,
@@ -35,7 +37,7 @@ from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput
 from tensorwasm.gpu.device.protocols import LoadedModule, Stream
 from tensorwasm.ptx.guarded import SHARED_BASE
 from tensorwasm.ptx.model import Module
-from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, KernelSignature, LaunchConfig, Region
 
 _COPY_CHECK_S: Final = 1.0
 """How often the wait for a copy that has been started checks whether the GPU was lost."""
@@ -226,7 +228,29 @@ class CudaDevice:
         if deadline.expired():
             raise InvokeTimeout("the deadline passed before the driver loaded the module")
         with core.calling:
-            return core.live.modules.enter(CudaModule(self._compiler.load(image), module))
+            find = partial(ptx.signature, module)
+            return core.live.modules.enter(CudaModule(self._compiler.load(image), find))
+
+    @property
+    def assembler(self) -> str:
+        """See `Device.assembler`: ptxas and its release."""
+        assembler = self._compiler.assembler
+        return "" if assembler is None else f"ptxas {assembler.release[0]}.{assembler.release[1]}"
+
+    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:
+        """See `Device.assemble`: a cubin, None where the driver compiles.
+
+        Raises:
+            DeviceUnavailable: this machine cannot run its ptxas.
+        """
+        self._core.require_alive()
+        return self._compiler.compile(module, deadline) if self._compiler.assembles(module) else None
+
+    def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
+        """See `Device.load_image`."""
+        core = self._core
+        with core.calling:
+            return core.live.modules.enter(CudaModule(self._compiler.load(image), lambda _entry, _deadline: signature))
 
     def unload(self, loaded: LoadedModule) -> None:
         """See `Device.unload`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -65,11 +65,16 @@ class PtxCompiler:
         text = ptx.render(module, deadline)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
-        if self.assembler is not None and self.assembler.suits(self.info.compute_capability, module.version, self.cuda):
+        if self.assembler is not None and self.assembles(module):
             return self.assembler.assemble(text, self._architecture(module), deadline)
         if not self.jit:
             raise UnsupportedPtx("ptxas does not take the module, and the driver is not to compile in this process")
         return text.encode("ascii") + b"\0"
+
+    def assembles(self, module: Module) -> bool:
+        """Return whether ptxas compiles a module, rather than the driver."""
+        assembler = self.assembler
+        return assembler is not None and assembler.suits(self.info.compute_capability, module.version, self.cuda)
 
     def load(self, image: bytes) -> Any:
         """Return the driver's module of a compiled image. A context must be bound."""
@@ -192,13 +197,14 @@ def _within(asked: Dim3, most: Dim3) -> bool:
 class CudaModule:
     """A module on the device, with the kernels that were launched so far.
 
-    Attributes:
-        handle: the driver's module.
+    Args:
+        handle: the driver's module, an attribute too.
+        find: returns the signature of a kernel by its name, before a deadline.
     """
 
-    def __init__(self, handle: Any, module: Module) -> None:
+    def __init__(self, handle: Any, find: Callable[[str, Deadline], KernelSignature]) -> None:
         self.handle = handle
-        self._module = module
+        self._find = find
         self._kernels: dict[str, CudaKernel] = {}
 
     def kernel(self, driver: Driver, entry: str, deadline: Deadline) -> CudaKernel:
@@ -211,6 +217,6 @@ class CudaModule:
         kernel = self._kernels.get(entry)
         if kernel is None:
             handle = driver.call("cuModuleGetFunction", self.handle, entry.encode())
-            signature = ptx.signature(self._module, entry, deadline)
+            signature = self._find(entry, deadline)
             kernel = self._kernels.setdefault(entry, CudaKernel(driver, handle, signature))
         return kernel

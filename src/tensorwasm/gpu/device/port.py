@@ -20,7 +20,7 @@ from tensorwasm.gpu.device.protocols import (
     Stream,
     UnifiedMemory,
 )
-from tensorwasm.values import NEVER, Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, DeviceInfo, KernelSignature, LaunchConfig, Region
 
 if TYPE_CHECKING:
     from tensorwasm.ptx.model import Module
@@ -182,6 +182,24 @@ class Device(Protocol):
             UnsupportedPtx: the module asks for what this device lacks, by name.
             MalformedPtx: the device's own compiler refuses it.
             InvokeTimeout: the deadline passed; nothing was loaded.
+        """
+
+    @property
+    def assembler(self) -> str:
+        """What makes the images of `assemble`, by name and release; empty if nothing does."""
+
+    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:
+        """Return a module as an image that another process loads more quickly; None if there is no such thing.
+
+        Raises:
+            UnsupportedPtx, MalformedPtx, InvokeTimeout: as `load`.
+        """
+
+    def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
+        """Make the one kernel of an image from `assemble`, which nobody has changed since, ready to launch.
+
+        Raises:
+            MalformedPtx: the device does not take the image.
         """
 
     def unload(self, loaded: LoadedModule) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from tensorwasm.errors import InternalError
 from tensorwasm.gc_pause import gc_paused
 from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput, LoadedModule, Stream
 from tensorwasm.gpu.emulator.handles import Handles
@@ -19,7 +20,7 @@ from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.gpu.emulator.streams.queues import BackgroundThreads, EmulatedStream, QueuedWork, Queues
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.select import check_compatible
-from tensorwasm.values import NEWEST_PTX, Deadline, DeviceInfo, LaunchConfig, Region
+from tensorwasm.values import NEWEST_PTX, Deadline, DeviceInfo, KernelSignature, LaunchConfig, Region
 
 MULTIPROCESSORS: Final = 132
 EMULATED_CAPABILITY: Final = (9, 0)
@@ -111,6 +112,17 @@ class EmulatorDevice:
         check_compatible(module, self.info.compute_capability, self.info.ptx_version)
         with gc_paused():
             return self._kernels.load(module, deadline, output)
+
+    assembler: Final = ""
+    """What makes images: nothing."""
+
+    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - there are no images
+        """Return None: a module is ready as soon as it is parsed."""
+        return None
+
+    def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
+        """Refuse: there are no images."""
+        raise InternalError(f"the emulator has no image of {signature.entry} in {len(image)} bytes")
 
     def unload(self, loaded: LoadedModule) -> None:
         """Release a module. A kernel of it that has not begun is a fault."""

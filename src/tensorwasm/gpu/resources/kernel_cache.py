@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm import ptx
+from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
+from tensorwasm.gpu.resources.kernel_store import KernelStore, StoredKernel, decode, encode, name_of
+from tensorwasm.ptx.guarded import LAUNCH, LAUNCH_BYTES
 from tensorwasm.ptx.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
-from tensorwasm.values import MIB, Deadline, KernelSignature
+from tensorwasm.values import MIB, Deadline, KernelParam, KernelSignature
 from tensorwasm.watch import Watch
 
 MAX_IDLE_KERNELS: Final = 256
@@ -42,11 +45,12 @@ class Draft:
         private: whether it is for one sandbox only: it has such variables, or prints.
         writable: whether the kernel may write to some of them.
         prints: whether it prints.
-        guarded: the kernel in its guarded form, which ``module`` and ``signature`` are of then; None without a guard.
-            Each session has the module's variables in its window, so that nothing is private.
+        guarded: what launches of the guarded kernel need, which ``module`` and ``signature`` are of then; None without
+            a guard. Each session has the module's variables in its window, so that nothing is private.
+        image: the guarded kernel compiled, None if it has to be, or the device has no images.
     """
 
-    module: Module
+    module: Module | None
     signature: KernelSignature
     text: bytes
     device_bytes: int
@@ -54,6 +58,7 @@ class Draft:
     writable: bool
     prints: bool = False
     guarded: GuardedKernel | None = None
+    image: bytes | None = None
 
 
 class SharedKernel:
@@ -114,6 +119,7 @@ class KernelCache:
         max_idle: kernels kept that no session holds.
         max_idle_bytes: their texts.
         guarded: whether kernels are guarded, so that those of several tenants can share the device.
+        store: keeps guarded kernels compiled, between processes; None keeps none.
     """
 
     def __init__(
@@ -123,9 +129,11 @@ class KernelCache:
         max_idle_bytes: int = MAX_IDLE_BYTES,
         *,
         guarded: bool = False,
+        store: KernelStore | None = None,
     ) -> None:
         self._device = device
         self._guarded = guarded
+        self._store = store if guarded and device.assembler else None
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.RLock()
@@ -167,12 +175,14 @@ class KernelCache:
         with self._lock:
             if (draft := self._drafts.get(key)) is not None:
                 return draft
+        if (kept := self._find_stored(key, text)) is not None:
+            return kept
         _, _, entry, architecture = key
         chosen = ptx.select(ptx.parse_variants(text, deadline), architecture, self._device.info.ptx_version)
         module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
         if self._guarded:
-            return self._guard(module, signature, text, deadline)
+            return self._guard(key, module, signature, text, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         prints = ptx.find_printf(module) is not None
         draft = Draft(
@@ -191,26 +201,41 @@ class KernelCache:
                     self._drafts.popitem(last=False)
         return draft
 
-    def _guard(self, module: Module, signature: KernelSignature, text: bytes, deadline: Deadline) -> Draft:
-        kernel = guard_kernel(module, self._device.shared_base, deadline)
-        return Draft(
-            kernel.module,
-            _guarded_signature(signature, kernel),
-            text,
-            device_bytes=kernel.data.size_bytes,
-            private=False,
-            writable=bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline),
-            guarded=kernel,
-        )
+    def _guard(self, key: Key, module: Module, signature: KernelSignature, text: bytes, deadline: Deadline) -> Draft:
+        written, kernel = guard_kernel(module, self._device.shared_base, deadline)
+        signature = _guarded_signature(signature, kernel)
+        writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
+        image = self._device.assemble(written, deadline)
+        if image is not None and self._store is not None:
+            self._store.put(self._name(key), encode(StoredKernel(image, signature, kernel, writable)))
+        return _guarded_draft(written, signature, text, kernel, image, writable=writable)
+
+    def _find_stored(self, key: Key, text: bytes) -> Draft | None:
+        data = None if self._store is None else self._store.get(self._name(key))
+        kept = None if data is None else decode(data)
+        if kept is None:
+            return None
+        return _guarded_draft(None, kept.signature, text, kept.guarded, kept.image, writable=kept.writable)
+
+    def _name(self, key: Key) -> bytes:
+        return name_of(key, self._device.info, self._device.assembler)
 
     def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:
         """Load a kernel; it is held until `release`. What it prints goes to ``output``.
 
         Two sessions that bring the same text at once may both load it; one of the two is dropped.
         """
-        loaded = self._device.load(draft.module, deadline, *([output] if draft.prints else []))
-        kernel = SharedKernel(loaded, draft, key)
+        kernel = SharedKernel(self._load(draft, deadline, output), draft, key)
         return kernel if kernel.private else self._share(kernel)
+
+    def _load(self, draft: Draft, deadline: Deadline, output: KernelOutput | None) -> LoadedModule:
+        if draft.image is not None:
+            # The image's kernel has one parameter more than the program's.
+            params = (*draft.signature.params, KernelParam(LAUNCH, LAUNCH_BYTES, 8, scalar=False))
+            return self._device.load_image(draft.image, replace(draft.signature, params=params))
+        if draft.module is None:
+            raise InternalError("a kernel was kept without its image")
+        return self._device.load(draft.module, deadline, *([output] if draft.prints else []))
 
     def release(self, kernel: SharedKernel) -> None:
         """Give back a kernel that the session's streams no longer run; if a private one fails to unload, it is held.
@@ -277,6 +302,27 @@ def _guarded_signature(signature: KernelSignature, kernel: GuardedKernel) -> Ker
         for param, align in zip(signature.params, kernel.verified.param_aligns, strict=True)
     )
     return replace(signature, params=params, static_shared_bytes=kernel.verified.arrays.shared_bytes)
+
+
+def _guarded_draft(
+    module: Module | None,
+    signature: KernelSignature,
+    text: bytes,
+    kernel: GuardedKernel,
+    image: bytes | None,
+    *,
+    writable: bool,
+) -> Draft:
+    return Draft(
+        module,
+        signature,
+        text,
+        device_bytes=kernel.data.size_bytes,
+        private=False,
+        writable=writable,
+        guarded=kernel,
+        image=image,
+    )
 
 
 def _device_variables(module: Module, watch: Watch) -> list[Variable]:

@@ -10,6 +10,7 @@ from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
 from tensorwasm.gpu.opening import open_device, parse_choice
+from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.values import MIB, SmPlacement
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class LazyDevice:
 
                 accounts = Accounts()
                 accounts.register(DEFAULT_TENANT, self._gpu_bytes)
-                self._shared = SharedDevice(device, accounts, guarded=self._guarded)
+                store = open_kernel_folder() if self._guarded else None
+                self._shared = SharedDevice(device, accounts, guarded=self._guarded, store=store)
             return self._shared
 
     def close(self) -> None:

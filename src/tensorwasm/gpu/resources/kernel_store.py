@@ -1,0 +1,82 @@
+"""Guarded kernels in the form in which they are kept between processes: compiled, with what launches need.
+
+Guarding, verifying and compiling a kernel takes a tenth of a second; loading its image takes a millisecond. What is
+kept was verified by this very code on this machine, and its keeper vouches that nobody has changed it since.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from tensorwasm import ptx
+from tensorwasm.artifacts.hashing import blake3, hasher
+from tensorwasm.ptx.guarded_kernel import GuardedKernel
+from tensorwasm.settings import package_version
+from tensorwasm.values import DeviceInfo, KernelSignature
+
+
+class KernelStore(Protocol):
+    """Where compiled kernels are kept. What it returns is what was put, or nothing. Raises nothing. Thread-safe."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """Return what is kept under a name of 32 bytes, None if nothing is."""
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Keep something under a name, if there is room for it."""
+
+
+class StoredKernel(msgspec.Struct, frozen=True, array_like=True):
+    """A guarded kernel.
+
+    Attributes:
+        image: what the device loads (`Device.assemble`).
+        signature: of the program's kernel.
+        guarded: what launches need.
+        writable: whether it may write to variables of its module.
+    """
+
+    image: bytes
+    signature: KernelSignature
+    guarded: GuardedKernel
+    writable: bool
+
+
+_decoder = msgspec.msgpack.Decoder(StoredKernel)
+
+
+def encode(kernel: StoredKernel) -> bytes:
+    """Return a kernel as bytes."""
+    return msgspec.msgpack.encode(kernel)
+
+
+def decode(data: bytes) -> StoredKernel | None:
+    """Return the kernel that some bytes are, None if they are none."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError:
+        return None
+
+
+def name_of(key: tuple[object, ...], info: DeviceInfo, assembler: str) -> bytes:
+    """Return the name of a kernel: a hash of all that its image depends on.
+
+    Args:
+        key: of the kernel in the cache: tenant, text, entry and architecture.
+        info: the device.
+        assembler: which compiler makes the image (`Device.assembler`).
+    """
+    parts = (*key, info.compute_capability, assembler, package_version(), _sources())
+    return blake3(msgspec.msgpack.encode(parts))
+
+
+@cache
+def _sources() -> bytes:
+    """Return the hash of the code that guards and verifies: what another edition has accepted is not used."""
+    total = hasher()
+    for path in sorted(Path(ptx.__file__).parent.rglob("*.py")):
+        total.update(path.read_bytes())
+    return bytes(total.digest())
