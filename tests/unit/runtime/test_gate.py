@@ -126,7 +126,7 @@ class World:
 @pytest.fixture(params=["python", "compiled"])
 def world(request, monkeypatch):
     native = request.param == "compiled"  # of fibers alone: one-shot sandboxes are kept, and their permits with them
-    monkeypatch.setattr(dispatch, "_fiber_form", lambda _shared, _memory: Form(native, fibers=True))
+    monkeypatch.setattr(dispatch, "_fiber_form", lambda _module, _shared, _memory: Form(native, fibers=True))
     with Runtime("emulator", limits=Limits(wall_s=SOON_S), slots=400) as runtime:
         world = World(runtime)
         yield world

@@ -43,10 +43,10 @@ fibers_only = pytest.mark.skipif(not may_have_fibers(), reason="NO FIBERS: they 
 def test_a_guests_memory_is_not_managed_where_cpu_and_gpu_must_not_touch_that_at_once():
     """A guest that touched it while its kernel runs would end the process."""
     device = FakeDevice(info=replace(INFO, concurrent_managed_access=False))
-    with closing(SharedDevice(device)) as shared:
+    with closing(SharedDevice(device)) as shared, shared.open_session() as session:
         with pytest.raises(NotSupported, match="choose"):
-            device_memory(shared, DEFAULT_TENANT, "managed", Limits())
-        device_memory(shared, DEFAULT_TENANT, "vmm", Limits())
+            device_memory(shared, session, DEFAULT_TENANT, "managed", Limits())
+        device_memory(shared, session, DEFAULT_TENANT, "vmm", Limits())
 
 
 class Notes:
