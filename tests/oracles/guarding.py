@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tensorwasm import ptx
+from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel, verify_kernel
 from tensorwasm.ptx.guard import Guarded
-from tensorwasm.ptx.guarded_kernel import GuardedKernel, guard_kernel, verify_kernel
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Dim3
 

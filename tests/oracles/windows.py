@@ -23,11 +23,11 @@ from fakes.emulation import Emulation
 from strategies.hostile import OWN_BYTES, Hostile
 from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
+from tensorwasm.gpu.device.guarded_kernel import launch_parameter
 from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
 from tensorwasm.ptx.guarded import STOPPED, TRAPPED
-from tensorwasm.ptx.guarded_kernel import launch_parameter
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 WINDOW_BYTES = 4 << 30

@@ -293,6 +293,20 @@ def test_a_tenant_may_have_a_share_of_its_own():
         assert {each.tenant: each.info.multiprocessors for each in executor.workers()} == {"ann": 5, "bob": 7}
 
 
+def test_guarded_tenants_share_a_worker():
+    cuda = Grants(cuda=True)
+    with WorkerExecutor("emulator", isolation="guarded") as executor:
+        calls = [
+            executor.submit(Request(module=VECTOR_ADD, tenant=tenant, grants=cuda, memory_kind=kind))
+            for tenant in ("ann", "bob", "ann")
+            for kind in ("auto", "pinned")
+        ]
+        for answer in calls:
+            assert b"verified, max error 0" in answer.result(SOON_S).stdout
+        (worker,) = executor.workers()
+        assert worker.tenant is None
+
+
 def told(executor, tenant):
     return json.loads(ask(executor, "setup", tenant).result(SOON_S).stdout)
 

@@ -14,7 +14,7 @@ from oracles.guarding import GuardedText, guarded_text
 from oracles.windows import OWN_AT, AddressWindow, races_allowed
 from tensorwasm import ptx
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded_kernel import launch_parameter
+from tensorwasm.gpu.device.guarded_kernel import launch_parameter
 from tensorwasm.values import NEVER, LaunchConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")

@@ -16,9 +16,9 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
+from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
 from tensorwasm.ptx.guarded import LAUNCH_BYTES
-from tensorwasm.ptx.guarded_kernel import GuardedKernel
 from tensorwasm.values import KernelSignature
 
 KERNEL_ROWS: Final = 64
@@ -60,9 +60,9 @@ class KernelHead(ctypes.Structure):
 
     ``passable`` is 0 if a parameter cannot be passed as a record: Python then says which. ``required`` is the block
     that the kernel demands, zeros if none. ``max_shared_bytes`` bounds dynamic shared memory. ``guarded`` is 1 for a
-    guarded kernel, which takes one parameter more, ``dynamic`` if the launch says how much shared memory there is; for
-    the fields behind it see `tensorwasm.ptx.guarded_kernel.SharedNeeds`. ``whole_rows`` and ``whole_warps`` are those
-    of `tensorwasm.ptx.verifier.Verified`.
+    guarded kernel, which takes one parameter more, ``dynamic`` if the launch says how much shared memory there is; that
+    and the fields behind it are of `tensorwasm.gpu.device.guarded_kernel.SharedNeeds`. ``whole_rows`` and
+    ``whole_warps`` are those of `tensorwasm.ptx.verifier.Verified`.
     """
 
     _fields_ = (

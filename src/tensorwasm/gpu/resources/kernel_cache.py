@@ -14,11 +14,11 @@ from typing import Final
 
 from tensorwasm import ptx
 from tensorwasm.errors import InternalError
+from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
 from tensorwasm.gpu.resources.kernel_store import KernelStore, StoredKernel, decode, encode, name_of
 from tensorwasm.ptx.guarded import LAUNCH, LAUNCH_BYTES
-from tensorwasm.ptx.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
 from tensorwasm.values import MIB, Deadline, KernelParam, KernelSignature

@@ -14,7 +14,7 @@ import msgspec
 
 from tensorwasm import ptx
 from tensorwasm.artifacts.hashing import blake3, hasher
-from tensorwasm.ptx.guarded_kernel import GuardedKernel
+from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.settings import package_version
 from tensorwasm.values import DeviceInfo, KernelSignature
 

@@ -16,6 +16,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TensorWasmError,
 )
+from tensorwasm.gpu.device.guarded_kernel import device_time, launch_parameter
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
@@ -26,7 +27,6 @@ from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.ptx.guarded_kernel import device_time, launch_parameter
 from tensorwasm.values import Deadline, LaunchConfig, MemoryKind, Region
 
 SETTLE_LIMIT_S: Final = 30.0

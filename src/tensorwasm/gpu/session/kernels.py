@@ -143,15 +143,7 @@ class SessionKernels(RecordingPart):
         work.streams.require(stream)
         work.permit.take(deadline)
         try:
-            if core.windows.confined and core.windows.kind != "staged":
-                placement = self._begin(kernel_id, config, arguments, memory, deadline, stream)
-                if placement is not None:
-                    self._finish(placement, stream, deadline)
-                return
-            kernel, bound, windows = self._resolve(kernel_id, config, arguments)
-            if memory is not None and windows:
-                core.windows.extend(memory, deadline)
-            self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline)
+            self._submit(kernel_id, config, arguments, memory, deadline, stream)
         finally:
             work.permit.settle()
 
@@ -183,6 +175,26 @@ class SessionKernels(RecordingPart):
         core.staged += 1
 
     # ------------------------------------------------------------------------------------------- parts
+
+    def _submit(
+        self,
+        kernel_id: int,
+        config: LaunchConfig,
+        arguments: Arguments,
+        memory: Region | None,
+        deadline: Deadline,
+        stream: int,
+    ) -> None:
+        placing = self._core.windows
+        if placing.confined and placing.kind != "staged":
+            placement = self._begin(kernel_id, config, arguments, memory, deadline, stream)
+            if placement is not None:
+                self._finish(placement, stream, deadline)
+            return
+        kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+        if memory is not None and windows:
+            placing.extend(memory, deadline)
+        self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline)
 
     def _begin(
         self,

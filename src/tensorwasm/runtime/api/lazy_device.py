@@ -11,7 +11,8 @@ from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
 from tensorwasm.gpu.opening import open_device, parse_choice
 from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
-from tensorwasm.values import MIB, SmPlacement
+from tensorwasm.settings.parsing import checked_isolation
+from tensorwasm.values import MIB, Isolation, SmPlacement
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
@@ -28,7 +29,7 @@ class LazyDevice:
         multiprocessors: int | None,
         place: SmPlacement | None,
         jit: bool,
-        guarded: bool = False,
+        isolation: Isolation = "stream",
     ) -> None:
         """Check and store the arguments of `tensorwasm.runtime.Runtime`; raise `InvalidArgs` for an invalid choice."""
         parse_choice(choice)
@@ -37,8 +38,9 @@ class LazyDevice:
         self._gpu_bytes = gpu_bytes
         self._multiprocessors = multiprocessors
         self._place = place
-        self._jit = jit
-        self._guarded = guarded
+        self._guarded = checked_isolation("isolation", isolation) == "guarded"
+        # The driver's own compiler is known to crash, and a guarded kernel's neighbours would go with it.
+        self._jit = jit and not self._guarded
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._shared: SharedDevice | None = None

@@ -27,7 +27,6 @@ from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.warm import WarmPool
-from tensorwasm.settings.parsing import checked_isolation
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
@@ -79,9 +78,7 @@ class Runtime:
             place: where a share of a GPU lies among those of other processes; None for anywhere.
             jit: whether a GPU's driver may compile PTX of guests itself where ptxas cannot. It does so in this process,
                 and is known to crash: False where tenants who distrust each other share it.
-            isolation: what keeps kernels of different guests apart on a GPU (`tensorwasm.values.Isolation`). This is
-                one process, so that ``process`` and ``stream`` are the same here. None takes the setting
-                TENSOR_WASM_ISOLATION.
+            isolation: of kernels on a GPU, in this one process: ``guarded``, or not. None takes TENSOR_WASM_ISOLATION.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -92,15 +89,13 @@ class Runtime:
         self.limits = limits or current.limits()
         check_limits(self.limits)
         self.gpu_bytes = checked_quota(gpu_bytes, current.gpu_quota_mib)
-        isolation = checked_isolation("isolation", current.isolation if isolation is None else isolation)
         self._device = LazyDevice(
             device if device is not None else current.device,
             self.gpu_bytes,
             multiprocessors=multiprocessors if multiprocessors is not None else current.multiprocessors,
             place=place,
-            # The driver's own compiler is known to crash, and a guarded kernel's neighbours would go with it.
-            jit=jit and isolation != "guarded",
-            guarded=isolation == "guarded",
+            jit=jit,
+            isolation=isolation or current.isolation,
         )
         config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
         if slots is None:
