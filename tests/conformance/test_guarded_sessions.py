@@ -195,6 +195,14 @@ def test_every_function_that_waits_reports_a_trap(device, compiled, name):
         assert puppet.sync() == -7
 
 
+def test_a_trap_that_growing_memory_finds_is_no_success_later(device, compiled):
+    with Puppet(device, compiled=compiled, guarded=True) as puppet:
+        trap, handle = puppet.load(TRAP, b"k"), puppet.alloc(64, 0)
+        assert puppet.begin(trap, encode_argv([BufferOffset(handle, 0)]), 0, (1, 1, 1), (1, 1, 1)) == 0
+        assert puppet.grow(64) == -1
+        assert puppet.sync() == puppet.stream_sync(0) == puppet.stream_query(0) == -7
+
+
 def test_memory_grows_and_goes_beside_wild_kernels(shared, attacker):
     own = attacker.buffers.allocate(8192)
     astray = attacker.kernels.load(ASTRAY, "k", NEVER)

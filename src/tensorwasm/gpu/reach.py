@@ -69,6 +69,10 @@ class Reach:
         """Set that the guest's memory lies in the session's window."""
         self.direct, self.displacement = True, displacement
 
+    def move_out(self) -> None:
+        """Set that the session's window has no memory of a guest."""
+        self.direct, self.displacement = False, 0
+
     def on_device(self, region: Region) -> Region:
         """Return where the device reaches a region of the host."""
         return Region(region.address + self.displacement, region.size_bytes, host=True)

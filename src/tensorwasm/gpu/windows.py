@@ -267,6 +267,9 @@ class Windows:
 
     def renew(self) -> None:
         """Clear what of the slot was used, and count the rent anew, for another guest."""
+        if self._session_window is not None:
+            self.reach.move_out()
+            self._shrink_slot(self._session_window)
         self._renew_rent()
         if self._slot is not None:
             self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
@@ -317,9 +320,19 @@ class Windows:
         """Have a slot of the session's window that is large enough, while nothing is in flight."""
         self._take_slot()
         if size_bytes > window.slot.region.size_bytes:
+            window.slot.used_bytes = max(window.slot.used_bytes, self._sheet.stage_used)
+            self._sheet.stage_used = 0
             self._regions.remove(window.slot.region)
             try:
                 window.grow_slot(size_bytes)
+            finally:
+                self._use_slot(window.slot)
+
+    def _shrink_slot(self, window: SessionWindow) -> None:
+        if self._slot is not None and window.has_grown:
+            self._regions.remove(window.slot.region)
+            try:
+                window.shrink_slot()
             finally:
                 self._use_slot(window.slot)
 

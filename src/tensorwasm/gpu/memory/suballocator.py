@@ -306,7 +306,7 @@ class Suballocator:
         self._fit_pools()
         added = self._obtain(taken_bytes)
         for give_up in (self._give_up_idle, self._spare):
-            if added is None and give_up():
+            while added is None and give_up():
                 self._fit_pools()
                 added = self._obtain(taken_bytes)
         if added is None:
@@ -329,7 +329,11 @@ class Suballocator:
         for source in self._sources:
             room_bytes = source.max_bytes - source.held_bytes
             if self._granule_bytes:
-                taken_bytes = _rounded(taken_bytes, self._granule_bytes)
+                own = taken_bytes > self._granule_bytes
+                taken_bytes, standard_bytes = (
+                    _rounded(size_bytes, self._granule_bytes)
+                    for size_bytes in (taken_bytes, _PIECES_PER_CHUNK * taken_bytes)
+                )
             shared_bytes = min(standard_bytes, room_bytes)
             if not own and shared_bytes > taken_bytes:
                 yield shared_bytes, source

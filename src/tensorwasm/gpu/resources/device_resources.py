@@ -128,8 +128,8 @@ class DeviceResources:
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)
-        self.windows = SessionWindows(device) if guarded else None
         self.session_pool = SessionPool()
+        self.windows = SessionWindows(device, self.session_pool.drop) if guarded else None
         self.queue_capacity = QueueCapacity()
         self._lock = threading.Lock()
         self._tenancies: dict[str, TenantResources] = {}

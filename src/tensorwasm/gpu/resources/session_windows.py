@@ -7,10 +7,11 @@ seen by the next: what kernels can have written is cleared before.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
-from tensorwasm.errors import QuotaExceeded
+from tensorwasm.errors import InternalError, QuotaExceeded
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WINDOW_BYTES
 from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.gpu.device.protocols import AddressWindow, Event, Stream, UnifiedMemory
@@ -59,7 +60,7 @@ class SessionWindow:
     """
 
     __slots__ = (
-        *("_account", "_grown", "_linear", "_owner", "_users", "cleared", "heap"),
+        *("_account", "_grown", "_linear", "_opened", "_owner", "_users", "cleared", "heap"),
         *("memory", "regions", "slot", "stop", "tenant", "window"),
     )
 
@@ -70,10 +71,11 @@ class SessionWindow:
         self.window = window
         self.slot = slot
         self.stop = stop
-        self.hand_over(memory)
         self._grown: tuple[Slot, Reservation] | None = None
         self._linear: WindowMemory | None = None
+        self.hand_over(memory)
         self._users = 0
+        self._opened = False
         self.cleared: Event | None = None
         whole = Region(window.address - SLACK_BYTES, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
         self.regions = (whole, *stop.regions)
@@ -81,6 +83,12 @@ class SessionWindow:
     def hand_over(self, memory: TenantMemory) -> None:
         """Make the window a tenant's, with device memory of its own."""
         self.tenant, self._account, self.heap, self.memory = memory
+        self.heap.spare = self._spare
+
+    def _spare(self) -> None:
+        """Give up addresses that are only kept for later."""
+        self.drop_memory()
+        self.memory.trim()
 
     @property
     def address(self) -> int:
@@ -94,23 +102,29 @@ class SessionWindow:
             QuotaExceeded: over the tenant's cap on memory that the device reaches, or there is no room for it.
         """
         size_bytes = pages.rounded(size_bytes, GRANULE_BYTES)
+        self.shrink_slot()
         with self._account.reserve_pinned(size_bytes) as reservation, ExitStack() as undo:
             address = self.heap.reserve(size_bytes)
             undo.callback(self.heap.unreserve, address, size_bytes)
             view = self.heap.map_host(address, size_bytes)
             undo.pop_all()
             reservation.commit()
-        self.shrink_slot()
         self.slot.clear()
         self.slot, self._grown = Slot(Region(address, size_bytes, host=True), view), (self.slot, reservation)
 
     def shrink_slot(self) -> None:
         """Go back to the slot that the window has for good."""
         if self._grown is not None:
-            large, (self.slot, reservation), self._grown = self.slot, self._grown, None
+            large = self.slot.region
+            self.heap.unmap_host(large.address)
+            self.heap.unreserve(large.address, large.size_bytes)
+            (self.slot, reservation), self._grown = self._grown, None
             reservation.release()
-            self.heap.unmap_host(large.region.address)
-            self.heap.unreserve(large.region.address, large.region.size_bytes)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the slot is another one than the window has for good."""
+        return self._grown is not None
 
     def open_memory(self, unified: UnifiedMemory, size_bytes: int, capacity_bytes: int) -> WindowMemory:
         """Return zeroed memory for the session's guest, which keeps the window in use until it is closed.
@@ -119,23 +133,24 @@ class SessionWindow:
             QuotaExceeded: over the tenant's cap on pinned memory, or there is no room for it.
             LaunchRefused: there are no addresses for it.
         """
-        kept, self._linear = self._linear, None
-        if kept is not None and kept.capacity_bytes < min(capacity_bytes, MAX_BYTES):
-            kept.release()
-            kept = None
-        memory = kept or WindowMemory(unified, self.heap, self._account, capacity_bytes, self._end_memory)
-        try:
-            memory.begin(size_bytes)
-        except BaseException:
-            memory.release()
-            raise
-        self._linear = memory
+        if self._opened:
+            raise InternalError("a session has one linear memory")
+        if self._linear is not None and self._linear.capacity_bytes < min(capacity_bytes, MAX_BYTES):
+            self.drop_memory()
+        if self._linear is None:
+            self._linear = WindowMemory(unified, self.heap, self._account, capacity_bytes, self._end)
+        self._opened = True
         self._users += 1
-        return memory
+        try:
+            self._linear.begin(size_bytes)
+        except BaseException:
+            self._linear.close()
+            raise
+        return self._linear
 
     def drop_memory(self) -> None:
-        """Unmap the linear memory that is kept for the next guest."""
-        if self._linear is not None:
+        """Unmap the linear memory that is kept for the next guest, if no guest has it."""
+        if self._linear is not None and not self._opened:
             memory, self._linear = self._linear, None
             memory.release()
 
@@ -143,17 +158,19 @@ class SessionWindow:
         """Begin to use the window, for a session."""
         self._users += 1
 
-    def _end_memory(self) -> None:
-        self._end()
-
     def _end(self) -> list[Exception]:
         """End a use of the window; with the last one it is given back."""
         self._users -= 1
-        return [] if self._users else self._owner.give(self)
+        if self._users:
+            return []
+        self._opened = False
+        return self._owner.give(self)
 
     def clear(self, stream: Stream) -> None:
         """Start clearing all that kernels may have written, behind the work already in a stream."""
         self._owner.clear(self, stream)
+        if self._linear is not None:
+            self._linear.clear(stream)
 
     def stop_kernels(self) -> None:
         """Tell the session's kernels to stop; see `StopWords.stop`."""
@@ -173,13 +190,15 @@ class SessionWindows:
 
     Args:
         device: outlives them.
+        drop_session: closes a session that is only kept for later; returns whether there was one.
 
     Attributes:
         stops: the stop words.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, drop_session: Callable[[], bool] = lambda: False) -> None:
         self._device = device
+        self._drop_session = drop_session
         self._windows = device.windows
         self.stops = StopWords(device)
         each_bytes = SCRATCH_BYTES + 2 * GRANULE_BYTES
@@ -203,10 +222,10 @@ class SessionWindows:
             LaunchRefused: the device has no windows.
         """
         taken = self._choose(tenant)
+        if taken is not None and taken.tenant != tenant and self._hand_over(taken, tenant, account):
+            taken = None
         if taken is None:
             taken = self._open(tenant, account)
-        elif taken.tenant != tenant:
-            self._hand_over(taken, tenant, account)
         taken.begin()
         return taken
 
@@ -232,10 +251,13 @@ class SessionWindows:
         return failures + (self.stops.close() if self._closed else [])
 
     def trim(self) -> bool:
-        """Close an idle window for somebody who needs device memory; return whether there was one."""
+        """Close an idle window for somebody who needs device memory, or have a pooled session give its window back.
+
+        Returns whether that was possible, so that there may be more to be had.
+        """
         with self._lock:
             window = self._idle.pop(0) if self._idle else None
-        return window is not None and not self._close(window)
+        return self._drop_session() if window is None else not self._close(window)
 
     def close(self) -> list[Exception]:
         """Close all windows that no session has, and others when they are given back; return what the device raised."""
@@ -255,17 +277,19 @@ class SessionWindows:
             own = [at for at, window in enumerate(self._idle) if window.tenant == tenant]
             window = self._idle.pop(own[-1] if own else 0) if self._idle else None
         if window is not None and attempt(self._await_clearing, window):
-            self._close(window)
+            with self._lock:
+                self._idle.append(window)  # the GPU is busy: later
             return None
         return window
 
     def _open(self, tenant: str, account: Account) -> SessionWindow:
-        try:
-            window = self._windows.open_window(SCRATCH_BYTES)
-        except QuotaExceeded:
-            if not self.trim():
-                raise
-            window = self._windows.open_window(SCRATCH_BYTES)
+        while True:
+            try:
+                window = self._windows.open_window(SCRATCH_BYTES)
+                break
+            except QuotaExceeded:
+                if not self.trim():
+                    raise
         with ExitStack() as undo:
             undo.callback(self._windows.close_window, window)
             view = self._windows.map_host(window, STAGE_AT, STAGE_BYTES)
@@ -274,10 +298,14 @@ class SessionWindows:
         slot = Slot(Region(window.address + STAGE_AT, STAGE_BYTES, host=True), view)
         return SessionWindow(self, window, slot, stop, self._memory(window, tenant, account))
 
-    def _hand_over(self, window: SessionWindow, tenant: str, account: Account) -> None:
-        """Make a window another tenant's, with memory of its own."""
-        self._release_memory(window)
+    def _hand_over(self, window: SessionWindow, tenant: str, account: Account) -> list[Exception]:
+        """Make a window another tenant's, with memory of its own; one of which something is left is closed instead."""
+        failures = attempt(self._release_memory, window)
+        if failures:
+            return failures + self._close(window)
+        window.heap.mapped.join(-1)
         window.hand_over(self._memory(window.window, tenant, account))
+        return []
 
     def _memory(self, window: AddressWindow, tenant: str, account: Account) -> TenantMemory:
         with self._lock:
@@ -290,7 +318,8 @@ class SessionWindows:
     def _release_memory(self, window: SessionWindow) -> None:
         window.drop_memory()
         window.memory.close()
-        window.heap.mapped.join(-1)
+        if window.heap.held_bytes:
+            raise InternalError("the device has kept memory of a window")
 
     def _clean(self, window: SessionWindow) -> None:
         """Make a window as it was, but for what is being cleared when this returns."""
@@ -301,7 +330,7 @@ class SessionWindows:
             stream = self._stream
         if window.cleared is None:
             window.cleared = self._device.events.open_event()
-        self.clear(window, stream)
+        window.clear(stream)
         self._device.events.record(window.cleared, stream)
 
     def _await_clearing(self, window: SessionWindow) -> None:
@@ -312,10 +341,14 @@ class SessionWindows:
         """Release a window; one whose clearing does not end stays, for it is in flight."""
         failures = attempt(self._await_clearing, window)
         if failures:
+            with self._lock:
+                if not self._closed:
+                    self._idle.append(window)
             return failures
         if window.cleared is not None:
             failures += attempt(self._device.events.close_event, window.cleared)
-        self._release_memory(window)
+        failures += attempt(self._release_memory, window)
+        window.heap.mapped.remove(window.heap.held_bytes)
+        window.heap.mapped.join(-1)
         failures += attempt(self._windows.close_window, window.window)
-        self.stops.give(window.stop)
-        return failures
+        return failures + attempt(self.stops.give, window.stop)

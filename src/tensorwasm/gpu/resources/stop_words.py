@@ -105,7 +105,8 @@ class StopWords:
         word.forget()
 
     def give(self, word: StopWord) -> None:
-        """Take a clear word back."""
+        """Take a word back that nothing uses. One that cannot be cleared is used no more; raises as `clear`."""
+        self.clear(word)
         with self._lock:
             self._taken -= 1
             self._idle.append(word)

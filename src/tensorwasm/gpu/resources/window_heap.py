@@ -62,9 +62,10 @@ class WindowHeap:
         mapped: what the tenant has mapped in all of its windows.
         settle: waits until nothing that can reach the window is in flight; called before a mapping changes. What it
             raises leaves everything as it was.
+        spare: gives up addresses that are only kept for later, when there is no room.
     """
 
-    __slots__ = ("_free", "_range", "_sizes", "_window", "_windows", "mapped", "settle")
+    __slots__ = ("_free", "_range", "_sizes", "_window", "_windows", "mapped", "settle", "spare")
 
     def __init__(self, windows: AddressWindows, window: AddressWindow, mapped: MappedBytes) -> None:
         self._windows = windows
@@ -75,6 +76,7 @@ class WindowHeap:
         self._free.add(self._range)
         self.mapped = mapped
         self.settle: Callable[[], None] = idle
+        self.spare: Callable[[], None] = idle
 
     @property
     def capped(self) -> bool:
@@ -120,6 +122,9 @@ class WindowHeap:
         """
         found = self._free.take(size_bytes)
         if found is None:
+            self.spare()
+            found = self._free.take(size_bytes)
+        if found is None:
             raise QuotaExceeded(f"no {size_bytes} bytes in one piece are left in a window of {WINDOW_BYTES}")
         return self._window.address + found[0]
 
@@ -136,6 +141,15 @@ class WindowHeap:
         """Unmap what one `map_host` has mapped."""
         self.settle()
         self._windows.unmap(self._window, address - self._window.address)
+
+    def clear_host(self, address: int, size_bytes: int, stream: Stream) -> None:
+        """Start filling memory that one `map_host` has mapped with zeros, behind the work already in the stream."""
+        self._windows.clear(self._window, address - self._window.address, size_bytes, stream)
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that is mapped."""
+        return sum(self._sizes.values())
 
     def clear(self, stream: Stream) -> None:
         """Start filling all device memory that is mapped with zeros, behind the work already in the stream."""

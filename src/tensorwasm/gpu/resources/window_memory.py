@@ -1,7 +1,7 @@
 """A guest's linear memory in the window of its session: guarded kernels reach it there, in place.
 
 It is memory of the host that has two addresses: its view, which the guest's code uses, and its place in the window. It
-grows in place, and stays mapped for the next guest, zeroed, because pinning it again would take 0.4 ms a MiB.
+grows in place, and some of it stays mapped for the next guest, because pinning it again would take 0.4 ms a MiB.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorwasm.errors import QuotaExceeded
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
-from tensorwasm.gpu.device.protocols import UnifiedMemory
+from tensorwasm.gpu.device.protocols import Stream, UnifiedMemory
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.resources.window_heap import WindowHeap
@@ -32,6 +32,9 @@ class WindowMemory:
         capacity_bytes: up to where it may grow; no more than `MAX_BYTES` of it count.
         ended: called when the guest is done with it, for good.
 
+    Attributes:
+        settle: called before more is mapped; raises where it is not to wait for work in flight.
+
     Raises:
         QuotaExceeded: the window has no room for the capacity.
         LaunchRefused: there are no addresses for the view.
@@ -50,6 +53,7 @@ class WindowMemory:
         self._heap = heap
         self._account = account
         self._ended = ended
+        self.settle: Callable[[], object] = _nothing
         self._place = heap.reserve(self.capacity_bytes)
         try:
             self._view = unified.reserve(self.capacity_bytes)
@@ -71,7 +75,7 @@ class WindowMemory:
         return self._place - self._view
 
     def begin(self, size_bytes: int) -> None:
-        """Give it, zeroed, to a guest; raises as `try_grow_in_place`."""
+        """Give it, cleared, to a guest; raises as `try_grow_in_place`."""
         with self._account.reserve_pinned(self._mapped_bytes) as reservation:
             self.try_grow_in_place(size_bytes)
             reservation.commit()
@@ -81,7 +85,8 @@ class WindowMemory:
         """Extend it with zeros. Waits for the session's work in flight if more has to be mapped.
 
         Raises:
-            QuotaExceeded: over the capacity or the account's cap on pinned memory, or there is no memory for it.
+            QuotaExceeded: over the capacity or the account's cap on pinned memory, or there is no memory for it, or
+                `settle` does not wait.
         """
         more_bytes = pages.rounded(size_bytes, GRANULE_BYTES) - self._mapped_bytes
         if more_bytes <= 0:
@@ -89,6 +94,7 @@ class WindowMemory:
         if self._mapped_bytes + more_bytes > self.capacity_bytes:
             raise QuotaExceeded(f"a memory of {size_bytes} bytes; guarded kernels reach {self.capacity_bytes} of it")
         with self._account.reserve_pinned(more_bytes) as reservation:
+            self.settle()
             at = self._mapped_bytes
             self._heap.map_host(self._place + at, more_bytes, self._view + at)
             reservation.commit()
@@ -97,13 +103,20 @@ class WindowMemory:
         self._mapped_bytes += more_bytes
 
     def close(self) -> None:
-        """End the guest's use: it is zeroed and kept. Nothing in flight reaches it any more."""
-        self._shrink(_KEPT_BYTES)
-        pages.clear(self._view, self._mapped_bytes)
-        for charge in self._charges:
-            charge.release()
-        self._charges.clear()
-        self._ended()
+        """End the guest's use: what is kept of it is cleared with the window. Nothing in flight reaches it any more."""
+        try:
+            self._shrink(_KEPT_BYTES)
+        finally:
+            for charge in self._charges:
+                charge.release()
+            self._charges.clear()
+            self.settle = _nothing
+            self._ended()
+
+    def clear(self, stream: Stream) -> None:
+        """Start clearing what is mapped, behind the work already in a stream."""
+        for at, size_bytes in self._parts:
+            self._heap.clear_host(self._place + at, size_bytes, stream)
 
     def release(self) -> None:
         """Unmap all of it, and give back its place and its view."""
@@ -117,3 +130,7 @@ class WindowMemory:
             self._heap.unmap_host(self._place + at)
             self._parts.pop()
             self._mapped_bytes -= size_bytes
+
+
+def _nothing() -> None:
+    """Leave the waiting to the window's heap."""

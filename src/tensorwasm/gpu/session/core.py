@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Concatenate, Final, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
-from tensorwasm.gpu.resources.device_resources import DeviceResources
+from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
@@ -31,6 +32,9 @@ from tensorwasm.values import Deadline, LaunchConfig, MemoryKind, Region
 
 SETTLE_LIMIT_S: Final = 30.0
 """Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
+
+BRIEFLY_S: Final = 0.005
+"""How long it waits where other guests wait, too: long enough for new memory to be cleared."""
 
 REFUSALS: Final = (CallerError, LimitError, NoPermit)
 """Errors after which everything is as before."""
@@ -87,12 +91,27 @@ class SessionCore:
         layout: SessionLayout | None,
     ) -> None:
         self.resources = resources
-        self.device = device = resources.device
+        self.device = resources.device
         self.limits = limits
         self.tenancy = tenancy = resources.tenancy(tenant)
         self.window = window = None
         if resources.windows is not None:
             self.window = window = resources.windows.take(tenant, tenancy.account)
+        try:
+            self._open(tenancy, architecture, memory_kind, layout)
+        except BaseException:
+            if window is not None:
+                window.give_back()
+            raise
+
+    def _open(
+        self,
+        tenancy: TenantResources,
+        architecture: tuple[int, int] | None,
+        memory_kind: MemoryKind,
+        layout: SessionLayout | None,
+    ) -> None:
+        resources, device, limits, window = self.resources, self.device, self.limits, self.window
         self.layout = writer = SessionLayoutWriter(layout, resources.driver_at() if layout is not None else 0)
         memory = tenancy.suballocator if window is None else window.memory
         self.table = table = ResourceTable(
@@ -139,7 +158,24 @@ class SessionCore:
     def _settle(self) -> None:
         """Wait until nothing that can reach the session's window is in flight."""
         with self.lock:
-            self.work.wait_all(self.layout.deadline.earlier(Deadline.after(SETTLE_LIMIT_S)))
+            try:
+                self.work.wait_all(self.layout.deadline.earlier(Deadline.after(SETTLE_LIMIT_S)))
+            except BaseException as error:
+                self.judge(error)
+                raise
+
+    def settle_at_once(self) -> None:
+        """Check that nothing that can reach the session's window is in flight, waiting for `BRIEFLY_S` at most.
+
+        Raises:
+            QuotaExceeded: something is.
+        """
+        limit = Deadline.after(BRIEFLY_S)
+        with self.lock:
+            while not self.work.idle():
+                if limit.expired():
+                    raise QuotaExceeded("a guest's memory does not grow while its kernels run")
+                time.sleep(BRIEFLY_S / 50)
 
     @property
     def pristine(self) -> bool:

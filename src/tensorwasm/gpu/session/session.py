@@ -24,6 +24,7 @@ from tensorwasm.gpu.session.snapshots import SessionSnapshots
 from tensorwasm.gpu.session.streams import SessionEvents, SessionStreams
 from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.state.resource_table import ResourceTable
+from tensorwasm.gpu.windows import Windows
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -147,21 +148,30 @@ class Session:
         """Whether `enter` has to be called before a guest (`Native.confines`)."""
         return self._core.device.native.confines
 
-    def open_memory(self, size_bytes: int, capacity_bytes: int) -> WindowMemory:
+    def open_memory(self, size_bytes: int, capacity_bytes: int, *, waits: bool = True) -> WindowMemory:
         """Return the guest's linear memory, in the session's window: guarded kernels reach it in place.
 
         It lives until it is closed, which is after the session.
 
+        Args:
+            size_bytes: usable at once.
+            capacity_bytes: up to where it may grow.
+            waits: whether growing waits for kernels in flight; otherwise it is refused while there are any.
+
         Raises:
-            InternalError: the session has no window.
+            InternalError: the session has no window, or has had a memory.
+            DeviceLost: the session is over.
             QuotaExceeded: over the tenant's cap on pinned memory, or there is no room for it.
             LaunchRefused: there are no addresses for it.
         """
         core = self._core
         with core.lock:
+            core.begin(recording=False)
             if core.window is None:
                 raise InternalError("a session without a guard has no window for its guest's memory")
             memory = core.window.open_memory(core.device.unified, size_bytes, capacity_bytes)
+            if not waits:
+                memory.settle = core.settle_at_once
             core.windows.reach.settle_in(memory.displacement)
             return memory
 
@@ -269,8 +279,10 @@ class Session:
                 core.used = False
         if core.window is not None and launched:
             self._clearing = core.work.find(OWN).stream
-            core.window.clear(self._clearing)
-        core.windows.renew()
+            if attempt(core.window.clear, self._clearing):
+                return False
+        if attempt(Windows.renew, core.windows):
+            return False
         core.work.permit.renew()
         core.table.forget_loads()
         return True
@@ -288,10 +300,16 @@ class Session:
         taken = core.resources.session_pool.take(self)
         if taken and core.window is not None:
             core.layout.show_timer(core.device.timer_offset_ns)
-            stream, self._clearing = self._clearing, None
-            if stream is not None and attempt(core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
-                return False
+            taken = self._is_cleared()
         return taken and core.tenancy.account.registered and core.device.native.usable
+
+    def _is_cleared(self) -> bool:
+        """Return whether the clearing of the session's window for the next guest has ended, waiting for it briefly."""
+        stream = self._clearing
+        if stream is not None and attempt(self._core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
+            return False
+        self._clearing = None
+        return True
 
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
@@ -311,12 +329,12 @@ class Session:
             core.closed = True
             core.layout.disarm()
             self._native = core.layout.counters()
-            if self._clearing is not None:
-                attempt(core.device.synchronize, self._clearing, Deadline.after(CLEARING_LIMIT_S))
+            cleared = self._is_cleared()
             stopped = self.graphs.stop()
             if core.window is not None and core.layout.pending:
                 stopped += attempt(core.window.stop_kernels)
             ended, trusted = core.work.has_ended()
+            ended = ended and cleared
             if ended:
                 self.credits.leave()
                 self._release(stopped, trusted=trusted)

@@ -191,6 +191,11 @@ class SessionWork:
             self.require_unstopped(self._layout.deadline)
         return True
 
+    def idle(self) -> bool:
+        """Return whether no stream has anything to do; never waits."""
+        ended = [self.ended(stream) for stream in self.streams]  # each is asked: that lets it run
+        return all(ended)
+
     def conclude(self, stream: SessionStream) -> None:
         """Count all work of a stream as ended, because the device has notified of it; never waits.
 

@@ -119,12 +119,20 @@ def is_current(session: int) -> bool:
 
 
 @compiled
+def has_stopped(session: int) -> bool:
+    """Return whether a guarded kernel of the session has stopped before its end, which Python reports."""
+    status = load_u64(session + SESSION.status_at)
+    return status != ZERO and load_u32(status) != uint32(0)
+
+
+@compiled
 def is_armed(session: int) -> bool:
     """Return whether compiled code may act for this session, on this thread."""
     if (
         load_u64(session + SESSION.armed) != ONE
         or load_u64(session + SESSION.driver) == ZERO
         or load_u64(session + SESSION.scratch) == ZERO
+        or has_stopped(session)
     ):
         return False
     return is_current(session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from numba import uint32, uint64
+from numba import uint64
 
 from tensorwasm.guest.native.checks import (
     add_to,
@@ -16,13 +16,14 @@ from tensorwasm.guest.native.checks import (
     find_buffer,
     find_memory,
     find_stream,
+    has_stopped,
     has_time,
     is_armed,
     is_reached,
     now_ns,
     read_i32,
 )
-from tensorwasm.guest.native.intrinsics import call_i32, load_u32, load_u64, store_u64
+from tensorwasm.guest.native.intrinsics import call_i32, load_u64, store_u64
 from tensorwasm.guest.native.layout import (
     BUFFER,
     DRIVER,
@@ -92,13 +93,6 @@ def drain(env: int, session: int, row: int, limit_ns: int) -> bool:
         return False
     count_drained(session, row)
     return True
-
-
-@compiled
-def has_stopped(session: int) -> bool:
-    """Return whether a guarded kernel of the session has stopped before its end."""
-    status = load_u64(session + SESSION.status_at)
-    return status != ZERO and load_u32(status) != uint32(0)
 
 
 @compiled

@@ -46,6 +46,12 @@ Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
+def _open_engine(limits: Limits, slots: int | None) -> Engine:
+    """Return the engine of a runtime; None makes as many slots as there may be."""
+    config = EngineConfig(stack_bytes=limits.stack_bytes, fibers=may_have_fibers())
+    return Engine.shared(replace(config, slots=slots or min(config.slots, most_slots(config.layout))))
+
+
 class Runtime:
     """Runs untrusted modules in this process. Any thread may use it; close it, or use it as a context manager.
 
@@ -97,10 +103,7 @@ class Runtime:
             jit=jit,
             isolation=isolation or current.isolation,
         )
-        config = EngineConfig(stack_bytes=self.limits.stack_bytes, fibers=may_have_fibers())
-        if slots is None:
-            slots = current.pool_slots or min(config.slots, most_slots(config.layout))
-        self._engine = Engine.shared(replace(config, slots=slots))
+        self._engine = _open_engine(self.limits, slots or current.pool_slots)
         self._linker = make_linker(self._engine)
         self._deployer = Deployer(current)
         self._fibers: FiberRunner | None = None

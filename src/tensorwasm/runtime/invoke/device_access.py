@@ -60,11 +60,19 @@ def is_direct(shared: SharedDevice, memory: MemoryKind, module: LinkedModule) ->
 
 
 def device_memory(
-    shared: SharedDevice, session: Session, tenant: str, memory: MemoryKind, limits: Limits, size_bytes: int = 0
+    shared: SharedDevice,
+    session: Session,
+    tenant: str,
+    memory: MemoryKind,
+    limits: Limits,
+    size_bytes: int = 0,
+    *,
+    waits: bool = True,
 ) -> AbstractContextManager[None]:
     """Make the sandbox's linear memory where the device reaches it, for kinds that are `is_direct`.
 
-    It is charged to the tenant. Its initial size is `size_bytes`, if that is more than the module declares.
+    It is charged to the tenant. Its initial size is `size_bytes`, if that is more than the module declares. Without
+    ``waits``, memory that guarded kernels reach does not grow while they run; otherwise it waits for them.
 
     Raises:
         NotSupported: it is to be managed, and the device faults a CPU that touches such memory while a kernel runs.
@@ -74,7 +82,7 @@ def device_memory(
 
         def provide_in_window(size_bytes: int, capacity_bytes: int) -> MemoryBacking:
             least = WASM_PAGE_BYTES
-            return session.open_memory(max(size_bytes, least), max(capacity_bytes, least))
+            return session.open_memory(max(size_bytes, least), max(capacity_bytes, least), waits=waits)
 
         return memory_creator.supplying(provide_in_window, limits.memory_bytes, size_bytes)
     if memory == "managed" and not shared.info.concurrent_managed_access:

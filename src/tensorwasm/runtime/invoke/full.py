@@ -174,7 +174,8 @@ class FullJob:
             if self.shared is not None:
                 session = self._open_session(self.shared, layout)
                 if is_direct(self.shared, call.memory, self.prepared):
-                    supply = partial(device_memory, self.shared, session, call.tenant, call.memory, limits)
+                    given = self.shared, session, call.tenant, call.memory, limits
+                    supply = partial(device_memory, *given, waits=False)  # the reactor has other guests
                 elif call.memory == "pinned":
                     furnish = partial(prefer_huge_pages, limits=limits)
             return Fiber(
