@@ -241,6 +241,15 @@ def test_a_kernel_that_cannot_be_guarded_is_refused_by_name(attacker):
         attacker.kernels.load(kernel("bar.sync 1, 64;").encode(), "k", NEVER)
 
 
+def test_a_grid_of_too_many_blocks_to_stop_in_time_is_refused(device, compiled):
+    with Puppet(device, compiled=compiled, guarded=True) as puppet:
+        loaded, handle = puppet.load(COUNTER, b"k"), puppet.alloc(64, 0)
+        argv = encode_argv([BufferOffset(handle, 0)])
+        assert puppet.start(loaded, argv, (4096, 4096, 2), (1, 1, 1)) == -8, puppet.error()
+        assert b"blocks" in puppet.error().encode()
+        assert puppet.start(loaded, argv, (1, 1, 1), (1, 1, 1)) == 0
+
+
 def test_threads_that_wait_for_their_warp_come_in_whole_warps(attacker):
     own, kernel_id = attacker.buffers.allocate(4096), attacker.kernels.load(AGREE, "k", NEVER)
     arguments = [BufferOffset(own, 0)]

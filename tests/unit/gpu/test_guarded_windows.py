@@ -36,6 +36,7 @@ ADD = kernel(
 ).encode()
 ENDLESS = kernel("ld.param.u64 %rd1, [p0];\nAGAIN: st.volatile.global.u32 [%rd1], %r0; bra AGAIN;").encode()
 TENANTS = ("ann", "bob", "cid")
+LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -256,6 +257,31 @@ def test_memory_that_must_not_wait_does_not_grow_while_kernels_run(shared):
         memory.try_grow_in_place(6 * MIB)
     session.close()
     memory.close()
+
+
+@pytest.mark.parametrize("late_s", [0.05, -1.0], ids=["waited for", "late already"])
+def test_kernels_of_a_late_graph_are_told_to_stop(shared, device, monkeypatch, late_s):
+    session = shared.open_session("ann")
+    own, kernel_id = session.buffers.allocate(64), session.kernels.load(ADD, "k", NEVER)
+    session.graphs.begin(0)
+    session.kernels.submit(kernel_id, ONE, lambda: [BufferOffset(own, 0)], None, NEVER, 0)
+    graph = session.graphs.end(0)
+    session.graphs.replay(graph, None, Deadline.after(LIMIT_S))
+    session._core.work._replays_due = Deadline.after(late_s)
+    window, real = session._core.window, device.synchronize
+
+    def synchronize(stream, deadline):
+        if not window.stop.stopping:  # as on a GPU, where a kernel that was not told to stop goes on
+            while not deadline.expired():
+                pass
+            raise InvokeTimeout("the deadline passed and the kernel is still running")
+        real(stream, deadline)
+
+    monkeypatch.setattr(device, "synchronize", synchronize)
+    session.streams.synchronize(Deadline.after(LIMIT_S))
+    assert window.stop.stopping
+    monkeypatch.undo()
+    session.close()
 
 
 def test_a_refused_memory_leaves_the_session_as_it_was(shared, accounts):

@@ -16,6 +16,9 @@ MAX_BLOCK_THREADS_PER_AXIS: Final = 1024
 MAX_BLOCK_THREADS: Final = 1024
 MAX_GRID_BLOCKS_PER_AXIS: Final = (1 << 31) - 1
 MAX_DYNAMIC_SHARED_BYTES: Final = 228 << 10
+MAX_GUARDED_BLOCKS: Final = 1 << 24
+"""Blocks of one launch of a guarded kernel, which look at their deadline one by one: on an H200 so many that have to
+stop are gone in 10 ms, and 2**31 in 1.3 s."""
 
 MAX_PROCESS_DEVICE_BYTES: Final = 64 * GIB
 MAX_PROCESS_ALLOCATIONS: Final = 16384

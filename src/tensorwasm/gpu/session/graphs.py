@@ -120,6 +120,7 @@ class SessionGraphs(RecordingPart):
         try:
             target, regions = work.find(stream), core.reachable()
             replay, pieces = core.device.graphs.replay, max(found.uses.steps, 1)
+            work.note_replay(deadline)
             work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
         finally:
             work.permit.settle()

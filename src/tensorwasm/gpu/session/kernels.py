@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tensorwasm.errors import DeviceUnavailable, InvalidDimensions, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
+from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS
 from tensorwasm.gpu.session.core import in_turn
 from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
@@ -253,6 +255,8 @@ class SessionKernels(RecordingPart):
         kernel = self._core.table.kernels[kernel_id]
         guarded = kernel.shared.guarded
         if guarded is not None:
+            if math.prod(config.grid) > MAX_GUARDED_BLOCKS:
+                raise InvalidDimensions(f"grid {config.grid}: at most {MAX_GUARDED_BLOCKS} blocks of a guarded kernel")
             if not guarded.verified.takes(config.block):
                 raise InvalidDimensions(
                     f"block {config.block}: threads of this kernel wait for their warp, so it takes whole warps of 32 "

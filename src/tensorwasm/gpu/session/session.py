@@ -186,6 +186,7 @@ class Session:
         with core.lock:
             if core.failure is None and not core.closed:
                 try:
+                    core.work.note_replays()
                     core.layout.begin_call(deadline)
                     core.work.confine()
                 except BaseException as error:

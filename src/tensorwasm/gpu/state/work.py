@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, ParamSpec
 
@@ -17,7 +18,7 @@ from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.gpu.limits.gate import GatePermit
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.resources.stop_words import StopWord
+from tensorwasm.gpu.resources.session_windows import SessionWindow
 from tensorwasm.gpu.state.numbered import OWN, IdleCheck, SessionStream, StreamTable
 from tensorwasm.ptx.guarded import TRAPPED
 from tensorwasm.values import Deadline, Region
@@ -39,7 +40,7 @@ class SessionWork:
         layout: where work is counted, by compiled code too.
         reachable: returns what the session's kernels may touch.
         streams: most that the guest may open.
-        stop: says whether a guarded kernel has stopped before its end; None without a guard.
+        window: of guarded kernels: says whether one has stopped before its end, and stops them; None without a guard.
     """
 
     __slots__ = (
@@ -49,8 +50,10 @@ class SessionWork:
         "_layout",
         "_notifying",
         "_reachable",
+        "_replays_due",
+        "_replays_seen",
         "_resources",
-        "_stop",
+        "_window",
         "permit",
         "streams",
     )
@@ -61,13 +64,15 @@ class SessionWork:
         layout: SessionLayoutWriter,
         reachable: Callable[[], Sequence[Region]],
         streams: int,
-        stop: StopWord | None = None,
+        window: SessionWindow | None = None,
     ) -> None:
         self._resources = resources
         self._device = device = resources.device
         self._layout = layout
         self._reachable = reachable
-        self._stop = stop
+        self._window = window
+        self._replays_due: Deadline | None = None
+        self._replays_seen = 0
         self._clearing: Event | None = None  # behind the clearing of every buffer
         self._notifying: Stream | None = None
         self._failed = False  # set at the end of the session, where an error is not raised
@@ -151,7 +156,7 @@ class SessionWork:
             InvokeTimeout: one was stopped at its deadline; after the one given here nothing else is told.
             KernelFault: one has executed a trap, or threads of it would have waited for each other for ever.
         """
-        status = 0 if self._stop is None else self._stop.status
+        status = 0 if self._window is None else self._window.stop.status
         if status == TRAPPED and not deadline.expired():
             raise KernelFault("a kernel ended with a trap, a failed assertion or threads that cannot go on together")
         if status:
@@ -162,7 +167,34 @@ class SessionWork:
         self._drain(stream, deadline)
         self.require_unstopped(deadline)
 
+    def note_replay(self, deadline: Deadline) -> None:
+        """Note that a graph is replayed: kernels in graphs have no deadline of their own, and are stopped from here."""
+        if self._replays_due is None or self._replays_due.at_ns is None or deadline.at_ns is None:
+            self._replays_due = deadline
+        else:
+            self._replays_due = Deadline(max(self._replays_due.at_ns, deadline.at_ns))
+
+    def note_replays(self) -> None:
+        """Note the graphs that compiled code has replayed, under the deadline of the guest's call."""
+        _, replays, _ = self._layout.traffic
+        if replays != self._replays_seen:
+            self._replays_seen = replays
+            self.note_replay(self._layout.deadline)
+
     def _drain(self, stream: SessionStream, deadline: Deadline) -> None:
+        """Wait for one stream; guarded kernels of graphs that are late are stopped, and not the device given up."""
+        if self._window is None or not self.streams.busy(stream):
+            return self._await(stream, deadline)
+        self.note_replays()
+        due = self._replays_due
+        if due is not None and due.at_ns is not None and not due.expired():
+            with suppress(InvokeTimeout):
+                return self._await(stream, deadline.earlier(due))
+        if due is not None and due.expired():
+            self._window.stop_kernels()
+        return self._await(stream, deadline)
+
+    def _await(self, stream: SessionStream, deadline: Deadline) -> None:
         if self.streams.busy(stream):
             event = self._record_end(stream)
             if event is None:

@@ -44,6 +44,7 @@ from tensorwasm.guest.native.layout import (
     LOW,
     MAX_AXIS_BLOCKS,
     MAX_AXIS_THREADS,
+    MAX_GUARDED_BLOCKS,
     MAX_SHARED_BYTES,
     MAX_THREADS,
     NO_DEADLINE_NS,
@@ -189,11 +190,14 @@ def total_shared(head: int, asked: int) -> int:
 @compiled
 def fits(cells: int, head: int) -> bool:
     """Return whether the launch's geometry suits ABI, device and kernel."""
-    threads = ONE
+    threads, blocks = ONE, ONE
     for axis in range(uint64(3)):
         if not fits_axis(cells, head, axis):
             return False
         threads *= read_i32(cells, BLOCK_AT + axis)
+        blocks *= read_i32(cells, GRID_AT + axis)
+    if load_u64(head + HEAD.guarded) != ZERO and blocks > MAX_GUARDED_BLOCKS:
+        return False
     shared = read_i32(cells, SHARED_AT)
     if threads > MAX_THREADS or threads > load_u64(head + HEAD.max_threads) or not is_whole(cells, head, threads):
         return False

@@ -85,6 +85,7 @@ MAX_ARGV_BYTES: Final = uint64(layout.MAX_ARGV_BYTES)
 MAX_AXIS_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS_PER_AXIS)
 MAX_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS)
 MAX_AXIS_BLOCKS: Final = uint64(limits.MAX_GRID_BLOCKS_PER_AXIS)
+MAX_GUARDED_BLOCKS: Final = uint64(limits.MAX_GUARDED_BLOCKS)
 MAX_SHARED_BYTES: Final = uint64(limits.MAX_DYNAMIC_SHARED_BYTES)
 
 TAG_PTR: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "ptr"))
