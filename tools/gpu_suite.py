@@ -26,7 +26,15 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 
 
-SOURCES = ("examples", "pyproject.toml", "src", "tests", "tools/gpu_suite.py", "tools/straight_lines.py")
+SOURCES = (
+    "examples",
+    "pyproject.toml",
+    "src",
+    "tests",
+    "tools/gpu_suite.py",
+    "tools/guard_exam.py",
+    "tools/straight_lines.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ SUITES = (
         600,
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
+    Suite("guard", ("tools/guard_exam.py", "--report", "{report}"), 595, tests=False),
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(
         Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)

@@ -16,7 +16,7 @@ from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.limits.queue_credits import QueueCapacity
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
-from tensorwasm.gpu.resources.kernel_cache import KernelCache
+from tensorwasm.gpu.resources.kernel_cache import MAX_IDLE_GUARDED, MAX_IDLE_KERNELS, KernelCache
 from tensorwasm.gpu.resources.kernel_store import KernelStore
 from tensorwasm.gpu.resources.session_windows import SessionWindows
 from tensorwasm.gpu.resources.stream_stock import Stock, StreamStock
@@ -124,7 +124,8 @@ class DeviceResources:
         self.device = device
         self.accounts = accounts or Accounts()
         self.gate = gate
-        self.kernels = KernelCache(device, guarded=guarded, store=store)
+        idle = MAX_IDLE_GUARDED if guarded else MAX_IDLE_KERNELS
+        self.kernels = KernelCache(device, idle, guarded=guarded, store=store)
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)

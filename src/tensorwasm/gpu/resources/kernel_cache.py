@@ -25,6 +25,8 @@ from tensorwasm.values import MIB, Deadline, KernelParam, KernelSignature
 from tensorwasm.watch import Watch
 
 MAX_IDLE_KERNELS: Final = 256
+MAX_IDLE_GUARDED: Final = 4096
+"""Where tenants share the device: some kernels of a thousand of them."""
 MAX_IDLE_BYTES: Final = 64 * MIB
 MAX_DRAFTS: Final = 16
 MAX_DRAFT_BYTES: Final = 256 << 10
