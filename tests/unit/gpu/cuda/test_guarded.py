@@ -1,0 +1,118 @@
+"""Guarded sessions on the fake driver: what they ask of it, and that nothing is left."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import pytest
+
+from fakes.emulation import kernel, store_result
+from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
+from tensorwasm.gpu.cuda import clock
+from tensorwasm.gpu.cuda.device import CudaDevice
+from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+STORE = kernel(store_result("%r0")).encode()
+COUNTER = (
+    kernel(store_result("%r0"), before=".global .u32 calls[300000];")
+    .encode()
+    .replace(b"mov.u32 %r0, %tid.x;", b"ld.global.u32 %r0, [calls];")
+)
+
+
+@pytest.fixture
+def shared(device, monkeypatch):
+    monkeypatch.setattr(CudaDevice, "timer_offset_ns", 0)
+    accounts = Accounts(MemoryLedger())
+    accounts.register("ann", 64 * MIB, 64 * MIB)
+    accounts.register("bob", 64 * MIB, 64 * MIB)
+    before = device.statistics()
+    with SharedDevice(device, accounts, Gate(4), guarded=True) as shared:
+        yield shared
+    after = device.statistics()
+    assert (after.windows, after.window_bytes, after.registrations) == (0, 0, 0)
+    assert (after.allocations, after.modules, after.streams) == (before.allocations, before.modules, before.streams)
+    assert after.release_failures == 0
+
+
+def test_sessions_take_windows_in_turn_and_leave_nothing(shared, device, fake):
+    for tenant in ("ann", "ann", "bob"):
+        session = shared.open_session(tenant)
+        memory = session.open_memory(65536, 8 * MIB)
+        memory.try_grow_in_place(3 * MIB)
+        ctypes.memset(memory.address, 7, 3 * MIB)
+        handles = [session.buffers.allocate(size_bytes) for size_bytes in (64, MIB, 5 * MIB)]
+        session.buffers.write(handles[1], b"some bytes", NEVER)
+        for text in (STORE, COUNTER):
+            kernel_id = session.kernels.load(text, "k", NEVER)
+            arguments = [BufferOffset(handles[0], 0)]
+            session.kernels.launch(kernel_id, ONE, lambda given=arguments: given, None, Deadline.after(20))
+        session.buffers.free(handles[2], NEVER)
+        session.close()
+        assert not session.abandoned
+        memory.close()
+    assert device.statistics().windows == 1
+
+
+def test_a_launch_brings_what_the_guard_needs(shared, fake):
+    seen = []
+    real = fake.cuLaunchKernel
+
+    def launch(function, *rest):
+        _, launched_with = (ctypes.c_uint64 * 2).from_address(rest[-2])
+        seen.append(struct.unpack("<IIQQQIIII", ctypes.string_at(launched_with, 48)))
+        return real(function, *rest)
+
+    fake.cuLaunchKernel = launch
+    with shared.open_session("ann") as session:
+        own, kernel_id = session.buffers.allocate(64), session.kernels.load(STORE, "k", NEVER)
+        deadline = Deadline.after(20)
+        session.kernels.launch(kernel_id, ONE, lambda: [BufferOffset(own, 0)], None, deadline)
+        window = session._core.window
+        assert window.address % (4 << 30) == 0
+        words = window.stop.flag_at, window.stop.status_at
+        assert seen == [(window.address >> 32, 0, deadline.at_ns, *words, 0, 0, 0, 0)]
+
+
+def test_a_session_stops_its_kernels_through_memory_of_the_device(shared, fake):
+    with shared.open_session("ann") as session:
+        window = session._core.window
+        window.stop_kernels()
+        found = bytearray(4)
+        session._core.device.read(window.stop.flag_at, memoryview(found), None, NEVER)
+        assert struct.unpack("<I", found) == (1,)
+        ctypes.c_uint32.from_address(window.stop.status_at).value = 1
+        with pytest.raises(InvokeTimeout, match="stopped at its deadline"):
+            session.buffers.allocate(64)
+    with shared.open_session("bob") as other:
+        assert (other._core.window.stop.status, other._core.window.stop.stopping) == (0, False)
+        session._core.device.read(other._core.window.stop.flag_at, memoryview(found), None, NEVER)
+        assert struct.unpack("<I", found) == (0,)
+
+
+def test_the_clock_is_compared_by_a_kernel_that_writes_it(device, fake, monkeypatch):
+    real, shift_ns = fake.cuLaunchKernel, 123_456_789_000
+
+    def launch(function, *rest):
+        word = ctypes.c_uint64.from_address(device._clock._word)
+        word.value = clock.time.monotonic_ns() + shift_ns
+        return real(function, *rest)
+
+    fake.cuLaunchKernel = launch
+    assert abs(device.timer_offset_ns - shift_ns) < 50_000_000
+    offset_ns = device.timer_offset_ns
+    fake.cuLaunchKernel = real  # the GPU is full: the last answer stands
+    monkeypatch.setattr(device._clock, "_until_ns", 0)
+    assert device.timer_offset_ns == offset_ns
+
+
+def test_a_clock_that_never_answers_is_no_clock(device, monkeypatch):
+    monkeypatch.setattr(clock, "_FIRST_LIMIT_NS", 1000)
+    with pytest.raises(DeviceUnavailable, match="too busy"):
+        _ = device.timer_offset_ns
