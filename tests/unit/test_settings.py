@@ -67,6 +67,8 @@ def test_every_setting_changes_its_field():
         "native": ("On", "on"),
         "cache": ("/var/cache/ours", "/var/cache/ours"),
         "code_cache_mib": ("0", 0),
+        "kernel_cache_mib": ("0", 0),
+        "isolation": ("guarded", "guarded"),
         "compile_timeout_s": ("5", 5.0),
         "compile_memory_mib": ("512", 512),
         "compile_room_mib": ("2048", 2048),

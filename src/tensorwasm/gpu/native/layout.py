@@ -14,12 +14,13 @@ goes to Python, and the newest wins.
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
-from tensorwasm.ptx.guarded import LAUNCH_BYTES
 from tensorwasm.values import KernelSignature
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 
 KERNEL_ROWS: Final = 64
 BUFFER_ROWS: Final = 256
@@ -28,6 +29,8 @@ GRAPH_ROWS: Final = 32
 MAX_ARGS: Final = 128
 MAX_ARGV_BYTES: Final = 4096
 WAIT_PARAMS: Final = 16
+LAUNCH_WORDS: Final = 6
+"""Of the last parameter of a guarded kernel (`tensorwasm.ptx.guarded`)."""
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16
 NO_DEADLINE_NS: Final = (1 << 64) - 1
@@ -159,7 +162,7 @@ class Scratch(ctypes.Structure):
         ("argv", ctypes.c_ubyte * (MAX_ARGV_BYTES + 8)),
         ("values", _u64 * MAX_ARGS),
         ("pointers", _u64 * (MAX_ARGS + 1)),
-        ("launch", _u64 * (LAUNCH_BYTES // WORD_BYTES)),
+        ("launch", _u64 * LAUNCH_WORDS),
         ("windows", _u64 * (4 * MAX_ARGS)),
     )
 

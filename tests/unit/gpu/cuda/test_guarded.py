@@ -14,7 +14,9 @@ from tensorwasm.gpu.cuda.device import CudaDevice
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.native.layout import LAUNCH_WORDS
 from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.ptx.guarded import LAUNCH_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -94,6 +96,10 @@ def test_a_session_stops_its_kernels_through_memory_of_the_device(shared, fake):
         assert (other._core.window.stop.status, other._core.window.stop.stopping) == (0, False)
         session._core.device.read(other._core.window.stop.flag_at, memoryview(found), None, NEVER)
         assert struct.unpack("<I", found) == (0,)
+
+
+def test_compiled_code_has_room_for_the_launch_parameter():
+    assert LAUNCH_WORDS * 8 == LAUNCH_BYTES
 
 
 def test_the_clock_is_compared_by_a_kernel_that_writes_it(device, fake, monkeypatch):
