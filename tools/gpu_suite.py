@@ -74,6 +74,7 @@ SUITES = (
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
     Suite("guard", ("tools/guard_exam.py", "--report", "{report}"), 595, tests=False),
+    Suite("guard-cost", ("tools/guard_bench.py", "--report", "{report}"), 595, tests=False),
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(
         Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)
