@@ -330,8 +330,10 @@ class SessionWindows:
             stream = self._stream
         if window.cleared is None:
             window.cleared = self._device.events.open_event()
-        window.clear(stream)
-        self._device.events.record(window.cleared, stream)
+        try:
+            window.clear(stream)
+        finally:  # what was started is waited for, even if the rest was refused
+            self._device.events.record(window.cleared, stream)
 
     def _await_clearing(self, window: SessionWindow) -> None:
         if window.cleared is not None:

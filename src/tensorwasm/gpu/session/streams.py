@@ -157,6 +157,7 @@ class SessionEvents(SessionPart):
         """Wait for the work before an event."""
         if (found := self._core.events[event]) is not None:
             self._core.device.events.synchronize_event(found, deadline)
+            self._core.work.require_unstopped(deadline)
 
     @in_turn()
     def notify(self, event: int, function: int, argument: int) -> bool:
@@ -170,8 +171,11 @@ class SessionEvents(SessionPart):
     @in_turn()
     def reached(self, event: int) -> bool:
         """Return whether the work before an event has ended; never waits."""
-        found = self._core.events[event]
-        return found is None or self._core.device.events.event_reached(found)
+        core, found = self._core, self._core.events[event]
+        if found is not None and not core.device.events.event_reached(found):
+            return False
+        core.work.require_unstopped(core.layout.deadline)
+        return True
 
     def release(self) -> list[Exception]:
         """Give all back at the session's end; return what the device raised."""
