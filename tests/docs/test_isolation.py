@@ -14,5 +14,5 @@ def test_each_cell_of_the_table_names_tests_that_exist():
     named = {name for line in lines if line.startswith("|") for name in re.findall(r"`(test_\w+)`", line)}
     sources = (path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
     defined = {name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)}
-    assert len(named) > 8
+    assert len(named) >= 8
     assert named <= defined
