@@ -62,7 +62,7 @@ def until_idle(pid):
     """
     spent = None
     while spent != (spent := activity(pid)) or set(spent.values()) & {"R", "D"}:
-        select.select([], [], [], 0.5)
+        select.select([], [], [], 0.1)
 
 
 def activity(pid):
@@ -116,7 +116,7 @@ def test_a_deploy_goes_on_while_another_client_waits_for_the_same(server):
                 pass
         until_idle(server.child())
         first.close()
-        ready, _, _ = select.select([compiler], [], [], 1.0)
+        ready, _, _ = select.select([compiler], [], [], 0.3)  # the module is compiled for two seconds, no longer
         assert not ready
     assert has_ended(compiler)
 
