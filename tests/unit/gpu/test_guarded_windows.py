@@ -216,6 +216,19 @@ def test_windows_that_are_cleared_late_are_used_later(shared, device, monkeypatc
         assert shared._resources.windows.idle == device.statistics().windows - 1
 
 
+def test_a_window_that_could_neither_be_cleared_nor_closed_goes_to_nobody(shared, device, monkeypatch):
+    session = shared.open_session("ann")
+    place = session._core.window.address + (1 << 30)
+    session.close()
+    session = shared.open_session("ann")
+    run(session, POKE, place)
+    fail_once(monkeypatch, device.windows, "clear_scratch", CapacityExhausted("the GPU is too busy"))
+    fail_once(monkeypatch, device.events, "synchronize_event", InvokeTimeout("the deadline passed"))
+    session.close()
+    with shared.open_session("bob") as other:
+        assert run(other, PEEK, place) == 0
+
+
 def test_idle_windows_and_pooled_sessions_leave_memory_to_others(shared, device):
     parked = []
 

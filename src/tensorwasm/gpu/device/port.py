@@ -196,7 +196,7 @@ class Device(Protocol):
         """
 
     def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
-        """Make the one kernel of an image from `assemble`, which nobody has changed since, ready to launch.
+        """Load an image that `assemble` has returned, unchanged, and make its one kernel ready to launch.
 
         Raises:
             MalformedPtx: the device does not take the image.

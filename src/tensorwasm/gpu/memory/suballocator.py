@@ -326,14 +326,12 @@ class Suballocator:
         """Yield sizes to ask of pools: for each, first a chunk for several regions, then the size of the request."""
         standard_bytes = self._standard_bytes()
         own = taken_bytes * _PIECES_PER_CHUNK >= standard_bytes and self._account.max_bytes > _WHOLE_CAP_BYTES
+        if self._granule_bytes:
+            own = taken_bytes > self._granule_bytes
+            standard_bytes = _rounded(_PIECES_PER_CHUNK * taken_bytes, self._granule_bytes)
+            taken_bytes = _rounded(taken_bytes, self._granule_bytes)
         for source in self._sources:
             room_bytes = source.max_bytes - source.held_bytes
-            if self._granule_bytes:
-                own = taken_bytes > self._granule_bytes
-                taken_bytes, standard_bytes = (
-                    _rounded(size_bytes, self._granule_bytes)
-                    for size_bytes in (taken_bytes, _PIECES_PER_CHUNK * taken_bytes)
-                )
             shared_bytes = min(standard_bytes, room_bytes)
             if not own and shared_bytes > taken_bytes:
                 yield shared_bytes, source

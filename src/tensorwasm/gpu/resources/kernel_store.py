@@ -1,7 +1,7 @@
 """Guarded kernels in the form in which they are kept between processes: compiled, with what launches need.
 
-Guarding, verifying and compiling a kernel takes a tenth of a second; loading its image takes a millisecond. What is
-kept was verified by this very code on this machine, and its keeper vouches that nobody has changed it since.
+Guarding, verifying and compiling a kernel takes much longer than loading its image. Every entry was verified by this
+edition of the code, on this machine; the store has to ensure that entries are not changed.
 """
 
 from __future__ import annotations

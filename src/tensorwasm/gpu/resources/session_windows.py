@@ -6,6 +6,7 @@ seen by the next: what kernels can have written is cleared before.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ _LEAST_IDLE: Final = 16
 _IDLE_SHARE: Final = 4
 """Idle windows may take this part of the device's memory."""
 
+_log: Final = logging.getLogger(__name__)
+
 
 class TenantMemory(NamedTuple):
     """Whose a window is, and the device memory in it."""
@@ -56,12 +59,13 @@ class SessionWindow:
         heap: device memory of the tenant in it.
         memory: what buffers are cut from.
         regions: all that guarded kernels may touch.
-        cleared: reached when no content of an earlier session is left; None from the start.
+        cleared: reached when the clearing that was started has ended; None from the start.
+        soiled: whether kernels may have written what no clearing was started for.
     """
 
     __slots__ = (
         *("_account", "_grown", "_linear", "_opened", "_owner", "_users", "cleared", "heap"),
-        *("memory", "regions", "slot", "stop", "tenant", "window"),
+        *("memory", "regions", "slot", "soiled", "stop", "tenant", "window"),
     )
 
     def __init__(
@@ -75,7 +79,7 @@ class SessionWindow:
         self._linear: WindowMemory | None = None
         self.hand_over(memory)
         self._users = 0
-        self._opened = False
+        self._opened = self.soiled = False
         self.cleared: Event | None = None
         whole = Region(window.address - SLACK_BYTES, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
         self.regions = (whole, *stop.regions)
@@ -116,7 +120,7 @@ class SessionWindow:
         """Go back to the slot that the window has for good."""
         if self._grown is not None:
             large = self.slot.region
-            self.heap.unmap_host(large.address)
+            self.heap.unmap(large.address)
             self.heap.unreserve(large.address, large.size_bytes)
             (self.slot, reservation), self._grown = self._grown, None
             reservation.release()
@@ -138,7 +142,7 @@ class SessionWindow:
         if self._linear is not None and self._linear.capacity_bytes < min(capacity_bytes, MAX_BYTES):
             self.drop_memory()
         if self._linear is None:
-            self._linear = WindowMemory(unified, self.heap, self._account, capacity_bytes, self._end)
+            self._linear = WindowMemory(unified, self.heap, self._account, capacity_bytes, self._end_memory)
         self._opened = True
         self._users += 1
         try:
@@ -157,6 +161,11 @@ class SessionWindow:
     def begin(self) -> None:
         """Begin to use the window, for a session."""
         self._users += 1
+        self.soiled = True
+
+    def _end_memory(self) -> None:
+        if failures := self._end():
+            _log.error("a window of addresses was not given back: %s", failures[0])
 
     def _end(self) -> list[Exception]:
         """End a use of the window; with the last one it is given back."""
@@ -251,9 +260,9 @@ class SessionWindows:
         return failures + (self.stops.close() if self._closed else [])
 
     def trim(self) -> bool:
-        """Close an idle window for somebody who needs device memory, or have a pooled session give its window back.
+        """Free device memory: close an idle window or, without one, a pooled session, whose window is idle then.
 
-        Returns whether that was possible, so that there may be more to be had.
+        Returns whether anything was closed; the caller may try again.
         """
         with self._lock:
             window = self._idle.pop(0) if self._idle else None
@@ -279,6 +288,9 @@ class SessionWindows:
         if window is not None and attempt(self._await_clearing, window):
             with self._lock:
                 self._idle.append(window)  # the GPU is busy: later
+            return None
+        if window is not None and window.soiled:
+            self._close(window)
             return None
         return window
 
@@ -334,6 +346,7 @@ class SessionWindows:
             window.clear(stream)
         finally:  # what was started is waited for, even if the rest was refused
             self._device.events.record(window.cleared, stream)
+        window.soiled = False
 
     def _await_clearing(self, window: SessionWindow) -> None:
         if window.cleared is not None:

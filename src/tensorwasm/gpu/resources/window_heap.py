@@ -109,13 +109,13 @@ class WindowHeap:
 
     def pool_free(self, pool: Pool, address: int) -> None:  # noqa: ARG002 - there is one pool
         """Unmap what one `pool_allocate` has mapped."""
-        self.unmap_host(address)
+        self.unmap(address)
         size_bytes = self._sizes.pop(address)
         self.mapped.remove(size_bytes)
         self.unreserve(address, size_bytes)
 
     def reserve(self, size_bytes: int) -> int:
-        """Return the address of granules in which nothing is mapped, and nobody else maps anything.
+        """Return the address of free granules, which are the caller's until `unreserve`; nothing is mapped in them.
 
         Raises:
             QuotaExceeded: the window has no room for them.
@@ -137,8 +137,8 @@ class WindowHeap:
         self.settle()
         return self._windows.map_host(self._window, address - self._window.address, size_bytes, view)
 
-    def unmap_host(self, address: int) -> None:
-        """Unmap what one `map_host` has mapped."""
+    def unmap(self, address: int) -> None:
+        """Unmap what was mapped at an address at once."""
         self.settle()
         self._windows.unmap(self._window, address - self._window.address)
 

@@ -127,7 +127,7 @@ class WindowMemory:
     def _shrink(self, kept_bytes: int) -> None:
         while self._mapped_bytes > kept_bytes:
             at, size_bytes = self._parts[-1]
-            self._heap.unmap_host(self._place + at)
+            self._heap.unmap(self._place + at)
             self._parts.pop()
             self._mapped_bytes -= size_bytes
 
