@@ -160,6 +160,7 @@ def launch(
     from tensorwasm.values import NEVER, Deadline, LaunchConfig  # noqa: PLC0415
 
     core = session._core  # noqa: SLF001 - what lies behind those checks
+    grid = within_limit(kernel.grid)
     held, buffer = core.table.kernels[kernel_id], core.table.buffers[own]
     shared, window = held.shared, core.window
     if shared.guarded is None or window is None or not shared.guarded.verified.takes(kernel.block):
@@ -169,7 +170,7 @@ def launch(
         (value - value % align).to_bytes(8 if at < 3 else 4, "little") for at, (value, align) in enumerate(aligned)
     ]
     deadline, limit = Deadline.after(BUDGET_S), Deadline.after(BUDGET_S + GRACE_S)
-    asked = LaunchConfig(kernel.grid, kernel.block, kernel.dynamic_shared_bytes)
+    asked = LaunchConfig(grid, kernel.block, kernel.dynamic_shared_bytes)
     config, given = core.complete(held, asked, tuple(values), deadline)
     stream, outcome = core.work.find(0), "clean"
     work = core.device.launch, shared.loaded, shared.entry, config, given, core.reachable(), stream.stream, limit
@@ -187,6 +188,15 @@ def launch(
     if outcome in {"clean", "stopped", "trapped"}:
         core.device.read(buffer.address, memoryview(found), None, NEVER)
     return outcome, round(late_ms, 3), bytes(found)
+
+
+def within_limit(grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return a grid with as many blocks as a guarded launch may have, where one has more."""
+    from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS  # noqa: PLC0415
+
+    x = min(grid[0], MAX_GUARDED_BLOCKS)
+    y = min(grid[1], MAX_GUARDED_BLOCKS // x)
+    return x, y, min(grid[2], MAX_GUARDED_BLOCKS // (x * y))
 
 
 def examine(names: Sequence[str], folder: str, device: str, limit_s: float) -> dict[str, Any]:

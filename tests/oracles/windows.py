@@ -122,7 +122,7 @@ class Exam:
         self.window = AddressWindow(self.emulation)
         self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
         self.victim = self.emulation.buffer(self.secret)
-        self.flag = self.emulation.buffer([0])
+        self.flag = self.emulation.buffer([0, 0])
         self.status = self.emulation.buffer([0])
 
     def close(self) -> None:
@@ -154,8 +154,8 @@ class Exam:
         if guarded is not None:
             image = guarded.image(window.data.address)
             window.bytes_of(window.data)[: len(image)] = np.frombuffer(image, np.uint8)
-        for region, value in ((self.flag, int(stop)), (self.status, 0)):
-            emulation.device.write(region.address, struct.pack("<I", value), emulation.stream)
+        for region, words in ((self.flag, struct.pack("<II", stop, 0)), (self.status, bytes(4))):
+            emulation.device.write(region.address, words, emulation.stream)
         args = self._arguments()
         regions, text, shared_bytes = [window.region], hostile.text, hostile.dynamic_shared_bytes
         if guarded is not None:

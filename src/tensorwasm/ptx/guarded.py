@@ -63,7 +63,9 @@ LAUNCH_DATA: Final = 4
 LAUNCH_DEADLINE: Final = 8
 """u64: the value of ``%globaltimer`` after which the launch stops."""
 LAUNCH_FLAG: Final = 16
-"""u64: address of a u32 in device memory: the launch stops when it is not 0."""
+"""u64: address of two u32 in device memory: the launch stops when the first is not 0; for the other see `FLAG_TOLD`."""
+FLAG_TOLD: Final = 4
+"""Offset behind the flag: u32, not 0 once the status was written."""
 LAUNCH_STATUS: Final = 24
 """u64: address of a u32 that the host can read: a thread that stops writes one of `STOPPED` and `TRAPPED`."""
 LAUNCH_SHARED: Final = 32

@@ -17,6 +17,7 @@ from tensorwasm.ptx.guarded import (
     DATA,
     FAMILIES,
     FIRST_VALUES,
+    FLAG_TOLD,
     FRAME,
     FUEL,
     FUEL_COMMON,
@@ -359,9 +360,17 @@ def _leaving_poll(poll: Poll, number: int) -> list[Statement]:
 
 
 def _tell(code: int) -> list[Statement]:
-    """Return what tells the host why a thread stopped."""
+    """Return what tells the host why a thread stopped, unless another thread was seen to have told it.
+
+    Stores to memory of the host are slow: of the blocks of a large grid only the first ones make them. The load may
+    come from the first-level cache, since a thread that sees too little only tells it again.
+    """
     return [
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
+        instruction("ld.relaxed.cta.global.u32", SEEN, Address(LIMIT, FLAG_TOLD)),
+        instruction("setp.eq.u32", TEST, SEEN, Int(0)),
         instruction("mov.u32", SEEN, Int(code)),
-        instruction("st.volatile.global.u32", Address(LIMIT), SEEN),
+        instruction("st.volatile.global.u32", Address(LIMIT, FLAG_TOLD), SEEN, when=TEST),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
+        instruction("st.volatile.global.u32", Address(LIMIT), SEEN, when=TEST),
     ]

@@ -184,7 +184,7 @@ def test_a_stop_word_that_cannot_be_cleared_is_nobodys_again(shared, device, mon
     flag, real = session._core.window.stop.flag_at, device.write
 
     def write(address, data, *rest):
-        if address == flag and data == bytes(4):
+        if address == flag and data == bytes(8):
             raise InvokeTimeout("the device did not come to it within a second")
         real(address, data, *rest)
 

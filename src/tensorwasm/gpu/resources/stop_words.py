@@ -14,9 +14,11 @@ from typing import Final
 
 from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.gpu.memory import pages
+from tensorwasm.ptx.guarded import FLAG_TOLD
 from tensorwasm.values import Deadline, Region
 
 _WORD_BYTES: Final = 4
+_FLAG_BYTES: Final = FLAG_TOLD + _WORD_BYTES
 _FLAG_STRIDE_BYTES: Final = 32
 """A sector of the GPU's second-level cache."""
 _STATUS_STRIDE_BYTES: Final = 64
@@ -28,7 +30,7 @@ class StopWord:
     """The two words of one session.
 
     Attributes:
-        flag_at: address of the flag, on the device.
+        flag_at: address of the flag, on the device, and of what kernels keep behind it.
         status_at: address of the status, on the device and on the host.
         stopping: whether the flag was set.
     """
@@ -49,7 +51,7 @@ class StopWord:
     @property
     def regions(self) -> tuple[Region, Region]:
         """What kernels may touch of it."""
-        flag = Region(self.flag_at, _WORD_BYTES, host=False)
+        flag = Region(self.flag_at, _FLAG_BYTES, host=False)
         return flag, Region(self.status_at, _WORD_BYTES, host=True)
 
     def forget(self) -> None:
@@ -91,7 +93,7 @@ class StopWords:
             InvokeTimeout: the device did not come to it within a second.
         """
         word.stopping = True
-        self._set(word, 1)
+        self._write(word, (1).to_bytes(_WORD_BYTES, "little"))
 
     def clear(self, word: StopWord) -> None:
         """Set both words back. Nothing of the session runs any more.
@@ -99,8 +101,8 @@ class StopWords:
         Raises:
             InvokeTimeout: the device did not come to it within a second.
         """
-        if word.stopping:
-            self._set(word, 0)
+        if word.stopping or word.status:
+            self._write(word, bytes(_FLAG_BYTES))
             word.stopping = False
         word.forget()
 
@@ -126,8 +128,7 @@ class StopWords:
                 pages.give_back(statuses_at)
         return failures
 
-    def _set(self, word: StopWord, value: int) -> None:
-        data = value.to_bytes(_WORD_BYTES, "little")
+    def _write(self, word: StopWord, data: bytes) -> None:
         self._device.write(word.flag_at, data, None, Deadline.after(_STOP_LIMIT_S))
 
     def _add_block(self) -> None:

@@ -16,7 +16,7 @@ from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import LAUNCH_WORDS
 from tensorwasm.gpu.shared_device import SharedDevice
-from tensorwasm.ptx.guarded import LAUNCH_BYTES
+from tensorwasm.ptx.guarded import FLAG_TOLD, LAUNCH_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -96,6 +96,16 @@ def test_a_session_stops_its_kernels_through_memory_of_the_device(shared, fake):
         assert (other._core.window.stop.status, other._core.window.stop.stopping) == (0, False)
         session._core.device.read(other._core.window.stop.flag_at, memoryview(found), None, NEVER)
         assert struct.unpack("<I", found) == (0,)
+
+
+def test_the_word_of_a_session_whose_kernel_trapped_is_cleared_for_the_next(shared):
+    with shared.open_session("ann") as session:
+        word, device = session._core.window.stop, session._core.device
+        device.write(word.flag_at + FLAG_TOLD, b"\1\0\0\0", None, NEVER)
+        ctypes.c_uint32.from_address(word.status_at).value = 2
+    found = bytearray(8)
+    device.read(word.flag_at, memoryview(found), None, NEVER)
+    assert (found, word.status) == (bytes(8), 0)
 
 
 def test_compiled_code_has_room_for_the_launch_parameter():
