@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guard.arrays import Place
+from tensorwasm.ptx.guard.displacements import Lowest, lowest_displacements
 from tensorwasm.ptx.guard.flat import FlatFunction
 from tensorwasm.ptx.guard.lower import Context, Lowered
 from tensorwasm.ptx.guard.registers import is_register, register_width, written
@@ -103,13 +104,15 @@ class _Fences:
         self._out = self._made.body
         self._twins: dict[_Fence, Name] = {}
         self._of: dict[str, list[_Fence]] = {}
+        self._lowest = 0
 
     def run(self, watch: Watch) -> Fenced:
         """Fence all accesses, then compute the twins where their registers are written."""
         self._constants = _constants(self._lowered.body, watch)
+        lowest, none = lowest_displacements(self._lowered.body, watch), Lowest()
         accesses: list[Statement] = []
-        for statement in watch.over(self._lowered.body):
-            self._out = []
+        for index, statement in enumerate(watch.over(self._lowered.body)):
+            self._out, self._lowest = [], lowest.get(index, none).displacement
             accesses.append(self._confined(statement))
             accesses[-1:-1] = self._out
         self._out = self._made.body
@@ -200,7 +203,7 @@ class _Fences:
         return place.offset + address.offset
 
     def _twin(self, base: Name, space: str, align: int, added: int) -> Name:
-        proved = added == 0 and self._aligned.get(base.name, 1) >= align
+        proved = added % align == 0 and self._aligned.get(base.name, 1) >= align
         if proved and (space == "global" or (space in ("shared", "row") and not self._masks_shared())):
             align = 1
         wanted = _Fence(base, space, align, added)
@@ -232,8 +235,9 @@ class _Fences:
         self._made.shared = True
         offset = self._offset(address, "shared")
         if offset is None and isinstance(base, Name):
-            inside = displacement % align == 0 and 0 <= displacement <= _MOST_SHARED_DISPLACEMENT
-            added = 0 if inside else displacement
+            outside = displacement - self._lowest
+            inside = outside % align == 0 and 0 <= outside <= _MOST_SHARED_DISPLACEMENT
+            added = self._lowest if inside else displacement
             self._reserve(displacement - added + access.size_bytes)
             return Address(self._twin(base, space, align, added), start + displacement - added)
         return self._known(offset or 0, space, access)
