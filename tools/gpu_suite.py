@@ -78,7 +78,7 @@ SUITES = (
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(
         Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)
-        for name in ("job", "dispatch", "memory", "quota", "waiting")
+        for name in ("job", "dispatch", "memory", "quota", "tenants", "waiting")
     ),
 )
 

@@ -32,6 +32,7 @@ from tensorwasm.runtime.workers.frames import (
     DoneFrame,
     FailedFrame,
     InvokeFrame,
+    LongWorkFrame,
     OutputFrame,
     ReadyFrame,
     SetupFrame,
@@ -173,9 +174,17 @@ class Puppet:
         self.send(self.done(call))
         self.held.clear()
 
+    def do_long(self, call):
+        """Have kernels that run long."""
+        self.send(LongWorkFrame(call.tenant), self.done(call))
+
+    def do_foreign_long(self, call):
+        self.send(LongWorkFrame("somebody-else"))
+
     def do_setup(self, call):
         """Say what it was told to be."""
-        told = {name: getattr(self.setup, name) for name in ("device", "multiprocessors", "place", "jit")}
+        names = "device", "multiprocessors", "place", "jit", "isolation"
+        told = {name: getattr(self.setup, name) for name in names} | {"gpu_bytes": call.gpu_bytes, "pid": os.getpid()}
         self.send(OutputFrame(call.request, "stdout", json.dumps(told).encode()), self.done(call))
 
     def do_pid(self, call):

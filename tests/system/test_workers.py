@@ -31,6 +31,7 @@ from tensorwasm.errors import (
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.workers import pool
 from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -248,6 +249,7 @@ MISCHIEF = (
     ("hello", "protocol"),
     ("twice", "protocol"),
     ("foreign", "protocol"),
+    ("foreign_long", "protocol"),
     ("other", "protocol"),
     ("misfit", "protocol"),
     ("flood", "protocol"),
@@ -307,8 +309,73 @@ def test_guarded_tenants_share_a_worker():
         assert worker.tenant is None
 
 
-def told(executor, tenant):
-    return json.loads(ask(executor, "setup", tenant).result(SOON_S).stdout)
+def test_a_kernel_that_runs_long_moves_its_tenant_alone():
+    def run(tenant, elements):
+        wanted = Request(module=VECTOR_ADD, tenant=tenant, argv=("vector_add", str(elements)), grants=Grants(cuda=True))
+        assert b"verified, max error 0" in executor.submit(wanted).result(SOON_S).stdout
+
+    with WorkerExecutor("emulator", isolation="guarded") as executor:
+        run("ann", 1 << 20)
+        run("bob", 64)
+        assert [worker.starts for worker in executor.workers()] == [1]
+        run("ann", 64)
+        assert [worker.answered for worker in executor.workers()] == [2, 1]
+
+
+def told(executor, tenant, **fields):
+    return json.loads(ask(executor, "setup", tenant, **fields).result(SOON_S).stdout)
+
+
+CUDA = {"grants": Grants(cuda=True)}
+
+
+@pytest.fixture
+def guarded():
+    """An executor of guarded workers, which are puppets."""
+    with WorkerExecutor("emulator", isolation="guarded", options=options()) as executor:
+        yield executor
+
+
+def test_a_tenant_whose_kernels_run_long_moves_to_a_second_worker_with_his_next_call(guarded):
+    usual = told(guarded, "bob", **CUDA)["pid"]
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    assert told(guarded, "ann", **CUDA)["pid"] != usual
+    assert told(guarded, "ann", **CUDA)["isolation"] == "guarded"
+    assert told(guarded, "bob", **CUDA)["pid"] == usual
+    assert told(guarded, "ann")["pid"] == usual  # without a GPU nothing of his is long
+    assert len(guarded.workers()) == 2
+
+
+def test_a_tenant_is_taken_to_run_long_for_a_minute(guarded, monkeypatch):
+    monkeypatch.setattr(pool, "LONG_S", 0.0)
+    usual = told(guarded, "bob", **CUDA)["pid"]
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    assert told(guarded, "ann", **CUDA)["pid"] == usual
+
+
+def test_a_cap_on_memory_leaves_out_what_a_tenant_holds_in_the_other_worker(guarded):
+    held = hold(guarded, "ann", "charged", **CUDA)
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    assert told(guarded, "ann", gpu_bytes=10_000, **CUDA)["gpu_bytes"] == 10_000 - 4096
+    assert told(guarded, "bob", gpu_bytes=10_000, **CUDA)["gpu_bytes"] == 10_000
+    held.stop()
+
+
+def test_tenants_whose_requests_a_fault_ended_have_workers_of_their_own_from_then_on(guarded):
+    hold(guarded, "bob", **CUDA)
+    hold(guarded, "cyn")
+    ask(guarded, "kill", "ann", **CUDA).exception(SOON_S)
+    assert told(guarded, "ann", **CUDA)["isolation"] == "process"
+    assert told(guarded, "bob", **CUDA)["isolation"] == "process"
+    assert len({told(guarded, tenant, **CUDA)["pid"] for tenant in ("ann", "bob", "cyn")}) == 3
+    assert told(guarded, "cyn", **CUDA)["isolation"] == told(guarded, "dan", **CUDA)["isolation"] == "guarded"
+
+
+def test_a_lost_device_sets_apart_those_whose_requests_were_with_it(guarded):
+    hold(guarded, "bob", **CUDA)
+    ask(guarded, "sick", "ann", **CUDA).result(SOON_S)
+    assert told(guarded, "bob", **CUDA)["isolation"] == "process"
+    assert told(guarded, "cyn", **CUDA)["isolation"] == "guarded"
 
 
 def test_shares_of_one_gpu_get_their_placement_and_the_emulators_get_none():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -67,6 +68,10 @@ class SharedDevice:
         self.device = device
         self.guarded = guarded
         self.accounts = self._resources.accounts
+
+    def watch_long_work(self, notice: Callable[[str], object]) -> None:
+        """Have a function called with each tenant whose kernels were found to run long; see `LongWork`."""
+        self._resources.long_work.notice = notice
 
     @property
     def info(self) -> DeviceInfo:

@@ -215,7 +215,7 @@ class ServiceSettings:
         text,
         "",
         "What keeps kernels of different tenants apart on a GPU: guarded, process, or stream for nothing; by default "
-        "process on CUDA, stream on the emulator.",
+        "guarded on CUDA, process without a ptxas, stream on the emulator.",
     )
 
     @classmethod

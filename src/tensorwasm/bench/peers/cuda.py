@@ -111,6 +111,24 @@ class RawPeer:
         _checked(name, -int(self._cuda[name](*args)))
 
 
+def used_bytes(ordinal: int) -> int:
+    """Return how much memory of a GPU is in use, by all processes (``cuMemGetInfo``)."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, old = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    for name, *args in (
+        ("cuInit", 0),
+        ("cuDeviceGet", ctypes.byref(device), ordinal),
+        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
+        ("cuCtxPushCurrent_v2", context),
+        ("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)),
+        ("cuCtxPopCurrent_v2", ctypes.byref(old)),
+        ("cuDevicePrimaryCtxRelease_v2", device),
+    ):
+        _checked(name, -int(cuda[name](*args)))
+    return total.value - free.value
+
+
 def _checked(name: str, answer: int) -> int:
     if answer < 0:
         raise MissingPeer(f"{RAW}: {name} failed with CUDA error {-answer}")

@@ -11,6 +11,7 @@ from tensorwasm.errors import InvalidHandle, InvokeTimeout, KernelFault, QuotaEx
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, HostWindow
 from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.device.protocols import Event, Graph
+from tensorwasm.gpu.limits.long_work import Wait
 from tensorwasm.gpu.native.layout import STREAM_ROWS
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.stream_stock import StreamStock
@@ -71,6 +72,7 @@ class SessionStream:
         announce: informs the device.
         end_event: behind the session's work, if the stream is shared.
         end_state: what the session had given when that was recorded, None if Python gave more since.
+        wait: for its work, None if nobody does.
     """
 
     number: int
@@ -81,6 +83,7 @@ class SessionStream:
     announce: Callable[[], None] | None = None
     end_event: Event | None = None
     end_state: tuple[int, ...] | None = None
+    wait: Wait | None = None
 
 
 class EventTable(Numbered[Event | None]):

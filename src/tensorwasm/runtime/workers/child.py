@@ -74,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(link_to_parent: ParentLink, frames: Iterator[WorkerFrame], runtime: Runtime, setup: SetupFrame) -> None:
     counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime)
     stopped = threading.Event()
+    if setup.isolation == "guarded":
+        runtime.share().watch_long_work(counter.note_long_work)
     beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)
     beats.start()
     for frame in frames:

@@ -31,6 +31,7 @@ from tensorwasm.runtime.workers.frames import (
     DoneFrame,
     FailedFrame,
     ForgetFrame,
+    LongWorkFrame,
     OutputFrame,
     ReadyFrame,
     SetupFrame,
@@ -96,6 +97,9 @@ class Owner(Protocol):
 
     def sick(self, message: str) -> None:
         """The process's device is lost: it is not to be given more."""
+
+    def found_long(self, tenant: str) -> None:
+        """Kernels of a tenant run long in the process."""
 
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
@@ -302,6 +306,11 @@ class Conversation:
         self.charges = {charge.tenant: (charge.device_bytes, charge.pinned_bytes) for charge in frame.charges}
         self._wait_for_beat()
 
+    def _take_long_work(self, frame: LongWorkFrame) -> None:
+        if frame.tenant not in self._tenants:
+            raise BrokenFrame(f"long work of the tenant {frame.tenant[:64]!r}, who has asked nothing of it")
+        self._owner.found_long(frame.tenant)
+
     def _wait_for_beat(self) -> None:
         if not self._stopping:
             self._ends_at_s = time.monotonic() + self._patience.silent_s
@@ -373,6 +382,7 @@ _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] =
     DoneFrame: Conversation._take_done,  # noqa: SLF001
     FailedFrame: Conversation._take_failed,  # noqa: SLF001
     SickFrame: Conversation._take_sick,  # noqa: SLF001
+    LongWorkFrame: Conversation._take_long_work,  # noqa: SLF001
 }
 
 

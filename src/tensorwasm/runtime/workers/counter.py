@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from tensorwasm.runtime.workers.frames import (
     CreditFrame,
     ForgetFrame,
     InvokeFrame,
+    LongWorkFrame,
     OutputFrame,
     OutputWindow,
     ParentLink,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.api.runtime import Runtime
 
 _ANSWERERS: Final = 4
+_TELL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ class Counter:
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
         self._sickness = ""
+        self._told_s: dict[str, float] = {}
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
         self._answers = ThreadPoolExecutor(_ANSWERERS, thread_name_prefix="tensorwasm-answer")
         self._handlers: dict[type[WorkerFrame], Callable[[Any], None]] = {
@@ -104,6 +109,22 @@ class Counter:
                 self._line.send(BeatFrame(number, self._charges()))
             except OSError:
                 return
+
+    def note_long_work(self, tenant: str) -> None:
+        """Have the parent told that a tenant's kernels run long, once a second. Never waits."""
+        now_s = time.monotonic()
+        with self._lock:
+            told = now_s - self._told_s.get(tenant, -math.inf) < _TELL_S
+            if not told:
+                self._told_s[tenant] = now_s
+        if not told:
+            self._answers.submit(self._tell_long_work, tenant)
+
+    def _tell_long_work(self, tenant: str) -> None:
+        try:
+            self._line.send(LongWorkFrame(tenant))
+        except OSError:
+            _log.info("the parent has gone")
 
     def _charges(self) -> tuple[Charge, ...]:
         return tuple(Charge(tenant, *held) for tenant, held in sorted(self._executor.charges().items()))

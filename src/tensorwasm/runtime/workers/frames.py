@@ -26,7 +26,7 @@ from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import Deadline, Isolation, MemoryKind
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -168,6 +168,12 @@ class BeatFrame(WorkerFrame, frozen=True):
     charges: tuple[Charge, ...]  # tenants that hold anything
 
 
+class LongWorkFrame(WorkerFrame, frozen=True):
+    """From a worker: kernels of a tenant run so long that nobody can load code meanwhile."""
+
+    tenant: Tenant
+
+
 class OutputFrame(WorkerFrame, frozen=True):
     """From a worker: what a guest wrote; for ``chunk`` exactly one chunk."""
 
@@ -262,6 +268,7 @@ FROM_WORKER: Final = _table(
     (69, DoneFrame, 256 << 10),
     (70, FailedFrame, 64 << 10),
     (71, SickFrame, 64 << 10),
+    (72, LongWorkFrame, _SMALL),
 )
 """What a worker may say."""
 

@@ -1,8 +1,9 @@
 """Placement: which worker gets a request, and where on a GPU the shares of its workers lie.
 
-Under ``guarded`` and ``stream`` isolation every device has one worker for all tenants. Under ``process`` each tenant
-has a worker of its own, because a process is the fault domain: on CUDA an unguarded kernel that breaks a rule takes the
-device from the whole process, and may read other tenants' memory there.
+Under ``stream`` isolation every device has one worker for all tenants; under ``guarded`` it has two, the second one for
+tenants whose kernels run long, because loading code waits for every kernel that runs in the same context. Under
+``process`` each tenant has a worker of its own, because a process is the fault domain: on CUDA an unguarded kernel that
+breaks a rule takes the device from the whole process, and may read other tenants' memory there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorwasm.values import Isolation, SmPlacement
+from tensorwasm.values import SmPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Load:
     held_bytes: int = 0  # device memory held
     takes: bool = True  # whether it takes requests; one that never will again is not replaced
     used_at: int = 0  # when it was last given a request; larger is later
+    long: bool = False  # for tenants whose kernels run long
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,17 @@ Decision = Use | Start | None
 """None where there is no room: all workers are busy."""
 
 
-def choose(loads: Sequence[Load], tenant: str, isolation: Isolation, devices: int, most: int) -> Decision:
+def choose(loads: Sequence[Load], owner: str | None, devices: int, most: int, *, long: bool = False) -> Decision:
     """Decide where a request goes: to the least loaded worker it may use, by requests, then by bytes.
 
-    A device has `most` workers; `devices` is their number.
+    Args:
+        loads: of all workers.
+        owner: the tenant, if it is to have a worker of its own, else None.
+        devices: how many there are.
+        most: workers of one tenant alone that a device has at most.
+        long: whether it is one of a tenant whose kernels run long.
     """
-    owner = tenant if isolation == "process" else None
-    own = [load for load in loads if load.tenant == owner]
+    own = [load for load in loads if load.tenant == owner and load.long == long]
     takers = [load for load in own if load.takes]
     unused = [device for device in range(devices) if not any(load.device == device for load in own)]
     if takers and (owner is not None or not unused or any(not load.requests for load in takers)):
@@ -67,6 +73,7 @@ def _weight(load: Load) -> tuple[int, int, int]:
 
 
 def _make_room(loads: Sequence[Load], devices: int, most: int) -> Decision:
+    loads = [load for load in loads if load.tenant is not None]
     on = [[load for load in loads if load.device == device] for device in range(devices)]
     free = [device for device in range(devices) if len(on[device]) < most]
     if free:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -10,7 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, Literal, Self
 
+from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
+from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
@@ -18,7 +21,7 @@ from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.lifecycle import State
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
-from tensorwasm.runtime.workers.worker import Worker, WorkerOptions, WorkerStatistics
+from tensorwasm.runtime.workers.worker import Notices, Worker, WorkerOptions, WorkerStatistics
 from tensorwasm.values import Isolation
 
 Kernels = Literal["untrusted", "trusted"]
@@ -26,10 +29,16 @@ Kernels = Literal["untrusted", "trusted"]
 WORKERS_PER_DEVICE: Final = 4
 """Under isolation by process. A context on a GPU costs about 550 MB of its memory and 100 ms."""
 
+LONG_S: Final = 60.0
+"""For how long a tenant whose kernels ran long is taken to have such kernels."""
+
 CLOSE_S: Final = 5.0
 """What requests that run get to end when the executor is closed."""
 
 _GONE_S: Final = 30.0
+
+
+_log: Final = logging.getLogger(__name__)
 
 
 class WorkerExecutor:
@@ -38,10 +47,15 @@ class WorkerExecutor:
     A worker that dies, hangs, loses its device or breaks the protocol ends its own requests, as `DeviceFault`, and is
     replaced; other workers are not affected. No request is ever made twice.
 
-    Isolation is ``stream`` by default on the emulator, which confines every kernel, and ``process`` on CUDA. Under
-    ``guarded`` and ``stream`` tenants share one process a device; choose ``stream`` on CUDA only for tenants who trust
-    each other: they could read and break each other's memory on the GPU. Both need a ptxas for the GPU on this machine:
-    the driver's own compiler, known to crash, would run in the process that they share.
+    Isolation is ``stream`` by default on the emulator, which confines every kernel. On CUDA it is ``guarded``, or
+    ``process`` where there is no ptxas or workers have shares. Under ``guarded`` and ``stream`` tenants share
+    processes; choose ``stream`` on CUDA only for tenants who trust each other: they could read and break each other's
+    memory on the GPU. Both need a ptxas for the GPU on this machine: the driver's own compiler, known to crash, would
+    run in a process of all.
+
+    Under ``guarded`` a device has a second worker, for tenants whose kernels run long: for a minute after one did,
+    their requests go there. Tenants who had requests in a worker that was lost with its device have workers of their
+    own, as under ``process``, from then on.
 
     Workers with shares of one GPU run on multiprocessors of their own, as long as all of them have shares; one without
     runs on all. A worker whose share does not fit beside the others is given up as `DeviceUnavailable` at its start.
@@ -75,9 +89,10 @@ class WorkerExecutor:
         self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
         self._devices = list_devices((device,) if isinstance(device, str) else device)
         emulated = all(each == "emulator" for each in self._devices)
-        self._isolation: Isolation = isolation or ("stream" if emulated else "process")
         self._most = workers
         self._shares = dict(shares or {})
+        divided = bool(self._shares) or self._options.multiprocessors is not None
+        self._isolation: Isolation = isolation or ("stream" if emulated else "process" if divided else _safest())
         _check(workers, self._isolation, self._shares, self._options)
         sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
         self._device_shares = [GpuShares(sizes) for _ in self._devices]
@@ -88,6 +103,8 @@ class WorkerExecutor:
         self._requests = count(1)
         self._uses = count(1)
         self._running = RunningCalls()
+        self._long_until_s: dict[str, float] = {}
+        self._apart: set[str] = set()
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -99,8 +116,8 @@ class WorkerExecutor:
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
-            worker = self._place(request.tenant)
-            flight = Flight(next(self._requests), request, listener, worker)
+            worker = self._place(request)
+            flight = Flight(next(self._requests), self._within_quota(request, worker), listener, worker)
             worker.submit(flight)
         self._running.enter(request.tenant, flight.ticket)
         return flight.ticket
@@ -141,18 +158,48 @@ class WorkerExecutor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _place(self, tenant: str) -> Worker:
-        """Return the worker that a tenant's request is for. The lock is held."""
+    def _place(self, request: Request) -> Worker:
+        """Return the worker that a request is for. The lock is held."""
         self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
         loads = [placed.load(number) for number, placed in self._placed.items()]
-        decision = choose(loads, tenant, self._isolation, len(self._devices), self._most)
+        tenant = request.tenant
+        owner = tenant if self._isolation == "process" or (request.grants.cuda and tenant in self._apart) else None
+        long = owner is None and request.grants.cuda and self._runs_long(tenant)
+        decision = choose(loads, owner, len(self._devices), self._most, long=long)
         if decision is None:
             raise self._explain(tenant)
-        placed = self._start(decision, tenant) if isinstance(decision, Start) else self._placed[decision.number]
+        if isinstance(decision, Start):
+            placed = self._start(decision, tenant, owner, long=long)
+        else:
+            placed = self._placed[decision.number]
         placed.used_at = next(self._uses)
         return placed.worker
 
-    def _start(self, start: Start, tenant: str) -> _PlacedWorker:
+    def _runs_long(self, tenant: str) -> bool:
+        """Return whether a tenant's kernels ran long in the last minute."""
+        until_s = self._long_until_s.get(tenant)
+        if until_s is None or time.monotonic() < until_s:
+            return until_s is not None
+        del self._long_until_s[tenant]
+        return False
+
+    def _note_long_work(self, tenant: str) -> None:
+        with self._lock:
+            self._long_until_s[tenant] = time.monotonic() + LONG_S
+
+    def _note_fault(self, tenants: frozenset[str]) -> None:
+        if self._isolation == "guarded":
+            with self._lock:
+                self._apart |= tenants
+
+    def _within_quota(self, request: Request, worker: Worker) -> Request:
+        """Return a request whose cap leaves out what its tenant holds in other workers, as of their last heartbeats."""
+        if request.gpu_bytes is None or len(self._placed) < 2:
+            return request
+        others = [placed.worker.held_by(request.tenant) for placed in self._placed.values() if placed.worker != worker]
+        return replace(request, gpu_bytes=max(0, request.gpu_bytes - sum(others)))
+
+    def _start(self, start: Start, tenant: str, owner: str | None, *, long: bool) -> _PlacedWorker:
         if start.instead_of is not None:
             idle = self._placed.pop(start.instead_of).worker
             idle.drain(0.0)
@@ -160,8 +207,11 @@ class WorkerExecutor:
             self._device_shares[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
         number = next(self._numbers)
         options = self._specify(start.device, number, self._shares.get(tenant, self._options.multiprocessors))
-        worker = Worker(number, options, tenant if self._isolation == "process" else None)
-        placed = self._placed[number] = _PlacedWorker(worker, start.device)
+        if self._isolation == "guarded":
+            options = replace(options, isolation="guarded" if owner is None else "process")
+        notices = Notices(self._note_long_work, self._note_fault)
+        worker = Worker(number, options, owner, notices)
+        placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed
 
     def _specify(self, device: int, number: int, share: int | None) -> WorkerOptions:
@@ -187,13 +237,31 @@ class _PlacedWorker:
 
     worker: Worker
     device: int
+    long: bool = False
     used_at: int = 0
 
     def load(self, number: int) -> Load:
         worker = self.worker
         return Load(
-            number, self.device, worker.tenant, worker.load, worker.held_bytes, worker.lifecycle.takes, self.used_at
+            number,
+            self.device,
+            worker.tenant,
+            worker.load,
+            worker.held_bytes,
+            worker.lifecycle.takes,
+            self.used_at,
+            self.long,
         )
+
+
+def _safest() -> Isolation:
+    """Return what keeps tenants apart on a GPU unless somebody chooses: guarded kernels need a ptxas."""
+    if find_assembler(settings.current().ptxas, os.environ) is not None:
+        return "guarded"
+    _log.warning(
+        "there is no ptxas, so each tenant has a process on the GPU of its own: `tensor-wasm doctor` says more"
+    )
+    return "process"
 
 
 def _check(workers: int, isolation: Isolation, shares: Mapping[str, int], options: WorkerOptions) -> None:

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,22 @@ class WorkerStatistics:
     charges: tuple[tuple[str, int, int], ...]  # device and pinned bytes of tenants, by name
 
 
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What a worker's owner is told, on the worker's own thread. None of them may wait or raise.
+
+    Attributes:
+        long_work: kernels of a tenant run long.
+        fault: the process or its device was lost; with the tenants whose requests it had.
+    """
+
+    long_work: Callable[[str], object] = str
+    fault: Callable[[frozenset[str]], object] = frozenset
+
+
+_UNHEARD: Final = Notices()
+
+
 class Worker:
     """One worker. Every public method may be called from any thread.
 
@@ -78,12 +94,16 @@ class Worker:
         options: how its processes are made.
         tenant: whose alone it is, None for any tenant's. Where tenants share a worker, no driver compiles PTX in it:
             its compiler is known to crash, which would end the other tenants' calls.
+        notices: to its owner.
     """
 
-    def __init__(self, number: int, options: WorkerOptions, tenant: str | None = None) -> None:
+    def __init__(
+        self, number: int, options: WorkerOptions, tenant: str | None = None, notices: Notices = _UNHEARD
+    ) -> None:
         self.number = number
         self.tenant = tenant
         self._options = options
+        self._notices = notices
         self.lifecycle = Lifecycle(options.backoff)
         self._lock = threading.Lock()
         self._waiting: deque[Flight] = deque()
@@ -114,6 +134,11 @@ class Worker:
         """Device memory charged to its tenants, as of the last heartbeat."""
         talk = self._talk
         return sum(device for device, _ in talk.charges.values()) if talk is not None else 0
+
+    def held_by(self, tenant: str) -> int:
+        """Return the device memory charged to a tenant, as of the last heartbeat."""
+        talk = self._talk
+        return talk.charges.get(tenant, (0, 0))[0] if talk is not None else 0
 
     def submit(self, flight: Flight) -> None:
         """Take a request, or raise `CapacityExhausted`, or `DeviceUnavailable` if this was given up."""
@@ -259,7 +284,17 @@ class Worker:
         """Note that the process has lost its device: another follows it. For the conversation."""
         self._sickness = message
         _log.warning("worker %d on %s lost its device: %s", self.number, self._options.device, message)
+        if self._talk is not None:
+            self._tell_fault(self._talk.flights.values())
         self._begin_drain(self._options.patience.drain_s, replace=True)
+
+    def found_long(self, tenant: str) -> None:
+        """Note that kernels of a tenant run long. For the conversation."""
+        self._notices.long_work(tenant)
+
+    def _tell_fault(self, flights: Iterable[Flight]) -> None:
+        if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.grants.cuda):
+            self._notices.fault(tenants)
 
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is due; return when something is due again. For the conversation."""
@@ -306,6 +341,7 @@ class Worker:
         what = f"lost its device ({self._sickness})" if self._sickness else ending.text
         if not wanted:
             self._last_end = what
+            self._tell_fault(flights)
             _log.warning("worker %d on %s %s", self.number, self._options.device, what)
         self._unfit = ending.unfit
         self.lifecycle.ended(blamed=ending.blamed, unfit=ending.unfit is not None)

@@ -11,11 +11,11 @@ TENANTS = ("ann", "bob", "cyn", "dan")
 
 
 def shared(loads, devices=2):
-    return choose(loads, "ann", "stream", devices, 1)
+    return choose(loads, None, devices, 1)
 
 
 def apart(loads, tenant="ann", devices=1, most=2):
-    return choose(loads, tenant, "process", devices, most)
+    return choose(loads, tenant, devices, most)
 
 
 def test_the_first_request_starts_a_worker():
@@ -63,47 +63,59 @@ def test_a_tenant_whose_worker_was_given_up_gets_no_other():
 @st.composite
 def situations(draw):
     devices, most = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    isolation = draw(st.sampled_from(["guarded", "process", "stream"]))
-    if isolation != "process":
-        places = draw(st.sets(st.integers(0, devices - 1)))
-        owners = [(device, None) for device in places]
-    else:
-        chosen = draw(st.sets(st.sampled_from(TENANTS)))
-        owners = [(draw(st.integers(0, devices - 1)), tenant) for tenant in chosen]
+    pairs = st.tuples(st.integers(0, devices - 1), st.booleans())
+    shared = [(device, None, long) for device, long in draw(st.sets(pairs))]
+    owners = [(draw(st.integers(0, devices - 1)), tenant, False) for tenant in draw(st.sets(st.sampled_from(TENANTS)))]
     loads = [
-        Load(number, device, owner, *(draw(st.integers(0, 3)) for _ in range(2)), draw(st.booleans()), number)
-        for number, (device, owner) in enumerate(owners)
+        Load(number, device, owner, *(draw(st.integers(0, 3)) for _ in range(2)), draw(st.booleans()), number, long)
+        for number, (device, owner, long) in enumerate([*shared, *owners])
     ]
-    full = any(sum(load.device == device for load in loads) > most for device in range(devices))
-    return loads, isolation, devices, most if not full else len(loads)
+    full = any(sum(load.device == device for load in loads if load.tenant) > most for device in range(devices))
+    return loads, devices, most if not full else len(loads)
 
 
-@given(situations(), st.sampled_from(TENANTS))
+@given(situations(), st.none() | st.sampled_from(TENANTS), st.booleans())
 @pytest.mark.rule("4-process")
-def test_no_tenant_gets_anothers_worker_and_no_device_too_many(situation, tenant):
-    loads, isolation, devices, most = situation
-    decision = choose(loads, tenant, isolation, devices, most)
+def test_no_tenant_gets_anothers_worker_and_no_device_too_many(situation, owner, long):
+    loads, devices, most = situation
+    long = long and owner is None
+    decision = choose(loads, owner, devices, most, long=long)
+    own = [load for load in loads if load.tenant == owner and load.long == long]
     by_number = {load.number: load for load in loads}
     if isinstance(decision, Use):
         used = by_number[decision.number]
+        assert used in own
         assert used.takes
-        assert used.tenant == (tenant if isolation == "process" else None)
-        own = [load for load in loads if load.tenant == used.tenant and load.takes]
-        assert used.requests == min(load.requests for load in own)
+        assert used.requests == min(load.requests for load in own if load.takes)
     elif isinstance(decision, Start):
         assert 0 <= decision.device < devices
-        there = [load for load in loads if load.device == decision.device]
-        assert isolation == "process" or not there
+        there = [load for load in loads if load.device == decision.device and load.tenant is not None]
+        assert owner is not None or not any(load.device == decision.device for load in own)
         if decision.instead_of is not None:
             gone = by_number[decision.instead_of]
             assert gone.takes
             assert not gone.requests
-            assert gone.tenant != tenant
+            assert gone.tenant not in {owner, None}
             assert gone.device == decision.device
-        elif isolation == "process":
+        elif owner is not None:
             assert len(there) < most
     else:
-        assert not any(load.takes and not load.requests and load.tenant in {None, tenant} for load in loads)
+        assert not any(load.takes and not load.requests for load in own)
+
+
+def test_tenants_whose_kernels_run_long_have_a_worker_beside_the_others():
+    loads = [Load(1, 0, None, 7)]
+    assert choose(loads, None, 1, 1, long=True) == Start(0)
+    loads.append(Load(2, 0, None, 9, long=True))
+    assert choose(loads, None, 1, 1, long=True) == Use(2)
+    assert choose(loads, None, 1, 1) == Use(1)
+
+
+def test_workers_of_all_tenants_take_no_places_of_those_of_one():
+    loads = [Load(1, 0, None), Load(2, 0, None, long=True)]
+    assert apart(loads, most=1) == Start(0)
+    loads.append(Load(3, 0, "bob"))
+    assert apart(loads, most=1) == Start(0, instead_of=3)
 
 
 def groups(place, multiprocessors, size):

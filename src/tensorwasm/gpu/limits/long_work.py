@@ -1,0 +1,67 @@
+"""Which tenants' kernels run long, found from how long their sessions wait for the GPU.
+
+A session waits for its own work and for what the GPU has before that. So while several tenants wait, the time is laid
+to the one whose wait began first; that of the others counts from when no earlier one is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+LONG_NS: Final = 20_000_000
+"""A wait of so long for a tenant's own work is long: as long nobody can load code in the same context."""
+
+
+class Wait:
+    """One session's wait for its work."""
+
+    __slots__ = ("since_ns", "tenant")
+
+    def __init__(self, tenant: str, since_ns: int) -> None:
+        self.tenant = tenant
+        self.since_ns = since_ns
+
+
+class LongWork:
+    """The waits of all sessions of a device. Thread-safe.
+
+    Args:
+        clock: in ns.
+
+    Attributes:
+        notice: called with the name of a tenant whose work was found to be long, on the thread that waited; must
+            neither wait nor raise.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.notice: Callable[[str], object] | None = None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waits: dict[Wait, None] = {}
+
+    def begin(self, tenant: str) -> Wait:
+        """Note that a session waits."""
+        with self._lock:
+            wait = Wait(tenant, self._clock())
+            self._waits[wait] = None
+            return wait
+
+    def end(self, wait: Wait) -> None:
+        """Note that a wait has ended, and tell if it was long. Once for each wait."""
+        with self._lock:
+            now_ns, first, earlier = self._clock(), True, True
+            for each in self._waits:
+                if each is wait:
+                    earlier = False
+                elif each.tenant != wait.tenant:
+                    if earlier:
+                        first = False
+                    else:
+                        each.since_ns = now_ns
+            del self._waits[wait]
+            found = first and now_ns - wait.since_ns >= LONG_NS
+        if found and self.notice is not None:
+            self.notice(wait.tenant)
