@@ -7,8 +7,8 @@
     │   ├── modules: InvalidWasm (UnsupportedProposal), ModuleTooLarge, ModuleMemoryTooLarge, UnknownImport,
     │   │   CompileFailed (CompileTimeout, CompileMemory)
     │   ├── calls: MissingExport, InvalidArgs, StdinTooLarge, TooLarge, NotSupported
-    │   ├── kernels: MalformedPtx (UnsupportedPtx), InvalidKernel, InvalidDimensions, InvalidKernelArgs,
-    │   │   KernelArgsUnsupported, InvalidPointer, InvalidHandle, LaunchRefused
+    │   ├── kernels: MalformedPtx (UnsupportedPtx (KernelTooLarge)), InvalidKernel, InvalidDimensions,
+    │   │   InvalidKernelArgs, KernelArgsUnsupported, InvalidPointer, InvalidHandle, LaunchRefused
     │   ├── saved state: NotCapturable, InvalidSnapshot, ArtifactNotFound, ArtifactInUse, InvalidKey,
     │   │   SealRefused (NotSealed, UnknownVersion, Unsigned, UnknownKey, WrongKeyKind, SignatureInvalid, Damaged,
     │   │   WrongContent, WrongModule, WrongParent)
@@ -89,6 +89,7 @@ from tensorwasm.errors.caller import (
     InvalidSnapshot,
     InvalidWasm,
     KernelArgsUnsupported,
+    KernelTooLarge,
     LaunchRefused,
     MalformedPtx,
     MissingExport,
@@ -157,14 +158,14 @@ __all__ = [
     "InvalidBase64", "InvalidDimensions", "InvalidHandle", "InvalidImage", "InvalidJson", "InvalidKernel",
     "InvalidKernelArgs", "InvalidKey", "InvalidName", "InvalidPointer", "InvalidRequest", "InvalidSnapshot",
     "InvalidWasm", "InvokeTimeout", "KernelArgsUnsupported", "KernelFault", "KernelRegistryNotConfigured",
-    "LaunchRefused", "LimitError", "MalformedPtx", "MethodNotAllowed", "MissingExport", "MissingTenant",
-    "ModelNotFound", "ModelOutputInvalid", "ModelRefused", "ModuleMemoryTooLarge", "ModuleTooLarge", "NotCapturable",
-    "NotFound", "NotReady", "NotSealed", "NotSupported", "OriginDenied", "OutputClosed", "PublishDisabled",
-    "PublishScopeRequired", "PublisherNotAllowed", "QuotaExceeded", "RateLimited", "Refused", "RequestTimeout",
-    "SchemaTooNew", "ScopeDenied", "SealRefused", "ServerUnreachable", "SessionElsewhere", "SignatureInvalid",
-    "SigningNotConfigured", "SnapshotKeyMissing", "StdinTooLarge", "StorageFull", "StoreUnavailable",
-    "TenantScopeDenied", "TensorWasmError", "TickerNotRunning", "TooLarge", "TooManyArgs", "Unauthorized",
-    "UnknownField", "UnknownImport", "UnknownKey", "UnknownVersion", "UnsafeFile", "Unsigned", "UnsupportedMediaType",
-    "UnsupportedProposal", "UnsupportedPtx", "WrongContent", "WrongKeyKind", "WrongModule", "WrongParent", "plain",
-    "quote", "quote_all",
+    "KernelTooLarge", "LaunchRefused", "LimitError", "MalformedPtx", "MethodNotAllowed", "MissingExport",
+    "MissingTenant", "ModelNotFound", "ModelOutputInvalid", "ModelRefused", "ModuleMemoryTooLarge", "ModuleTooLarge",
+    "NotCapturable", "NotFound", "NotReady", "NotSealed", "NotSupported", "OriginDenied", "OutputClosed",
+    "PublishDisabled", "PublishScopeRequired", "PublisherNotAllowed", "QuotaExceeded", "RateLimited", "Refused",
+    "RequestTimeout", "SchemaTooNew", "ScopeDenied", "SealRefused", "ServerUnreachable", "SessionElsewhere",
+    "SignatureInvalid", "SigningNotConfigured", "SnapshotKeyMissing", "StdinTooLarge", "StorageFull",
+    "StoreUnavailable", "TenantScopeDenied", "TensorWasmError", "TickerNotRunning", "TooLarge", "TooManyArgs",
+    "Unauthorized", "UnknownField", "UnknownImport", "UnknownKey", "UnknownVersion", "UnsafeFile", "Unsigned",
+    "UnsupportedMediaType", "UnsupportedProposal", "UnsupportedPtx", "WrongContent", "WrongKeyKind", "WrongModule",
+    "WrongParent", "plain", "quote", "quote_all",
 ]  # fmt: skip

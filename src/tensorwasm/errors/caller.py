@@ -67,6 +67,10 @@ class UnsupportedPtx(MalformedPtx, kind="unsupported_ptx"):
     """Valid PTX uses a feature that the device lacks; the message names it."""
 
 
+class KernelTooLarge(UnsupportedPtx, kind="kernel_too_large"):
+    """A kernel takes more of a device that tenants share than a guarded kernel may; the message names the limit."""
+
+
 class InvalidKernel(CallerError, kind="invalid_kernel"):
     """There is no such kernel or entry."""
 

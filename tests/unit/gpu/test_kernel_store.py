@@ -8,6 +8,7 @@ import pytest
 
 from fakes.emulation import kernel, store_result
 from tensorwasm.artifacts.keys import HmacKey
+from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
@@ -33,7 +34,7 @@ class ImageDevice(EmulatorDevice):
 
     def assemble(self, module, deadline):
         ImageDevice.assembled += 1
-        return render(module, deadline).encode()
+        return CompiledKernel(render(module, deadline).encode(), 8, 0, 0)
 
     def load_image(self, image, signature):
         module = parse(image.decode())

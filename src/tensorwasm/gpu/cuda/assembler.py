@@ -4,8 +4,9 @@ The compiler is known to crash on programs that it should refuse. In a child a c
 driver's compiler it would end this process. The child gets a folder of its own (mode 0700, removed afterwards), a
 minimal environment, and limits on time, memory and file size. The cubin is kept in memory only.
 
-Source: CUDA Toolkit Documentation, "CUDA Compiler Driver NVCC", ptxas options; CUDA Compatibility, "Minor Version
-Compatibility" (a cubin runs on any driver of its toolkit's major release or a later one).
+Source: CUDA Toolkit Documentation, "CUDA Compiler Driver NVCC", ptxas options, "Printing Code Generation Statistics";
+CUDA Compatibility, "Minor Version Compatibility" (a cubin runs on any driver of its toolkit's major release or a later
+one).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.errors import DeviceUnavailable, MalformedPtx
+from tensorwasm.errors import DeviceUnavailable, MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.driver.versions import Version, assembles, isa_version, parse_version
+from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.values import Deadline
 from tensorwasm.watch import Watch
 
@@ -35,7 +37,7 @@ ROOT_VARIABLES: Final = ("CUDA_ROOT", "CUDA_PATH", "CUDA_HOME")
 """Variables that name the toolkit's folder, in the order in which they are read."""
 
 _VERSION_LIMIT_S: Final = 10.0
-_LOG_BYTES: Final = 64 << 10
+_LOG_BYTES: Final = 1 << 20
 _CUBIN_BYTES: Final = 256 << 20
 _KEPT_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "TMP")
 
@@ -43,6 +45,11 @@ _SUMMARY_LINES: Final = 3
 _SUMMARY_CHARACTERS: Final = 400
 _PATH: Final = re.compile(r"(?<!\w)(?:[A-Za-z]:)?(?:[\\/][\w.+-]+)+[\\/]?")
 _PREAMBLE: Final = re.compile(r"^ptxas\s+(?:application ptx input|[\w.]*)\s*,\s*|^ptxas\s+(?=error|fatal|warning|info)")
+_REPORTED: Final = re.compile(r"info\b|\d+ bytes stack frame")
+_USED: Final = re.compile(r"^ptxas info\s*: Used (\d+) registers(.*)$", re.MULTILINE)
+_FRAME: Final = re.compile(r"^\s*(\d+) bytes stack frame,", re.MULTILINE)
+_STACK: Final = re.compile(r"\b(\d+) bytes cumulative stack size")
+_SHARED: Final = re.compile(r"\b(\d+) bytes smem")
 _ABORTED: Final = "fatal : Ptx assembly aborted due to errors"
 
 
@@ -79,16 +86,29 @@ class Assembler:
             DeviceUnavailable: ptxas or the folder for its files cannot be used. The driver's own compiler is no
                 substitute, for it would compile the text inside this process.
         """
+        return self._assemble(text, architecture, deadline)[0]
+
+    def compile_kernel(self, text: str, architecture: str, deadline: Deadline) -> CompiledKernel:
+        """Return the one kernel of a text as a cubin, with what it takes; otherwise as `assemble`.
+
+        Raises:
+            UnsupportedPtx: this ptxas does not say what it takes.
+        """
+        return read_report(*self._assemble(text, architecture, deadline, "--verbose"))
+
+    def _assemble(self, text: str, architecture: str, deadline: Deadline, *options: str) -> tuple[bytes, str]:
+        """Return the cubin of a text and what ptxas said."""
         try:
             with tempfile.TemporaryDirectory(prefix="tensorwasm-ptxas-") as folder:
                 source, cubin, log = (Path(folder, name) for name in ("module.ptx", "module.cubin", "log"))
                 source.write_text(text, encoding="ascii")
-                code = self._run(["--gpu-name", architecture, "-o", cubin.name, source.name], folder, log, deadline)
+                named = ["--gpu-name", architecture, "-o", cubin.name, source.name]
+                code = self._run([*options, *named], folder, log, deadline)
                 if code is None:
                     Watch(deadline, "while ptxas compiled the module").look()
                 if code == 0 and cubin.is_file():
-                    return cubin.read_bytes()
-                refusal = _refusal(code, log)
+                    return cubin.read_bytes(), _said(log).decode("ascii", "replace")
+                refusal = _refusal(code, _said(log))
         except OSError as error:
             # The whole text of the error shows paths of this machine.
             raise DeviceUnavailable(f"this machine cannot run ptxas: {error.strerror or 'no reason given'}") from error
@@ -141,10 +161,30 @@ def find_assembler(preferred: str, environment: Mapping[str, str]) -> Assembler 
     return None
 
 
+def read_report(cubin: bytes, said: str) -> CompiledKernel:
+    """Return a compiled kernel by what ``ptxas --verbose`` said of it.
+
+    Local memory is the frames of kernel and functions together. ptxas counts spills in, and adds the frames up itself
+    where it can.
+
+    Raises:
+        UnsupportedPtx: it did not say it, or of other than one kernel.
+    """
+    used = _USED.findall(said)
+    frames = [int(size) for size in _FRAME.findall(said)]
+    if len(used) != 1 or not frames or len(said) >= _LOG_BYTES:
+        raise UnsupportedPtx("this ptxas does not say what the kernel takes of the device, so that it is not admitted")
+    registers, rest = used[0]
+    stack, shared = _STACK.search(rest), _SHARED.search(rest)
+    local_bytes = max(int(stack[1]), *frames) if stack else sum(frames)
+    return CompiledKernel(cubin, int(registers), local_bytes, int(shared[1]) if shared else 0)
+
+
 def summarize(log: bytes) -> str:
     """Return the first meaningful lines of a compiler's log, joined by ``; ``: short, plain ASCII, no paths."""
     lines = map(_clean, log.split(b"\0", 1)[0].decode("ascii", "replace").splitlines())
-    return "; ".join([line for line in lines if line not in {"", _ABORTED}][:_SUMMARY_LINES])[:_SUMMARY_CHARACTERS]
+    said = [line for line in lines if line not in {"", _ABORTED} and not _REPORTED.match(line)]
+    return "; ".join(said[:_SUMMARY_LINES])[:_SUMMARY_CHARACTERS]
 
 
 def _clean(line: str) -> str:
@@ -172,11 +212,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _refusal(code: int | None, log: Path) -> str:
+def _said(log: Path) -> bytes:
+    with log.open("rb") as stream:
+        return stream.read(_LOG_BYTES)
+
+
+def _refusal(code: int | None, log: bytes) -> str:
     if code is None:
         return "ptxas did not finish the module in time"
     if code < 0:
         return f"ptxas crashed on the module (signal {-code})"
-    with log.open("rb") as stream:
-        said = summarize(stream.read(_LOG_BYTES))
+    said = summarize(log)
     return f"ptxas refuses the module: {said}" if said else f"ptxas refuses the module (exit code {code})"

@@ -33,6 +33,7 @@ from tensorwasm.gpu.cuda.memory.windows import CudaWindows
 from tensorwasm.gpu.cuda.modules import CudaModule, LaunchLimits, PtxCompiler
 from tensorwasm.gpu.cuda.native import CudaNative
 from tensorwasm.gpu.cuda.streams.events_graphs import CudaEvents, CudaGraphs
+from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput
 from tensorwasm.gpu.device.protocols import LoadedModule, Stream
 from tensorwasm.ptx.guarded import SHARED_BASE
@@ -237,14 +238,14 @@ class CudaDevice:
         assembler = self._compiler.assembler
         return "" if assembler is None else f"ptxas {assembler.release[0]}.{assembler.release[1]}"
 
-    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:
+    def assemble(self, module: Module, deadline: Deadline) -> CompiledKernel | None:
         """See `Device.assemble`: a cubin, None where the driver compiles.
 
         Raises:
             DeviceUnavailable: this machine cannot run its ptxas.
         """
         self._core.require_alive()
-        return self._compiler.compile(module, deadline) if self._compiler.assembles(module) else None
+        return self._compiler.compile_kernel(module, deadline) if self._compiler.assembles(module) else None
 
     def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
         """See `Device.load_image`."""

@@ -18,6 +18,7 @@ from tensorwasm import ptx
 from tensorwasm.errors import InvalidDimensions, InvalidKernelArgs, MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.cuda.assembler import Assembler, summarize
 from tensorwasm.gpu.cuda.driver.calls import Driver, DriverFailure, meaning
+from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.gpu.device.protocols import NativeKernel
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, DeviceInfo, Dim3, KernelSignature, LaunchConfig
@@ -54,6 +55,26 @@ class PtxCompiler:
             InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine cannot run its ptxas.
         """
+        text = self._checked_text(module, deadline)
+        if self.assembler is not None and self.assembles(module):
+            return self.assembler.assemble(text, self._architecture(module), deadline)
+        if not self.jit:
+            raise UnsupportedPtx("ptxas does not take the module, and the driver is not to compile in this process")
+        return text.encode("ascii") + b"\0"
+
+    def compile_kernel(self, module: Module, deadline: Deadline) -> CompiledKernel:
+        """Return a module of one kernel as ptxas compiles it, with what it takes; otherwise as `compile`.
+
+        Raises:
+            UnsupportedPtx: also if ptxas does not take the module.
+        """
+        text = self._checked_text(module, deadline)
+        if self.assembler is None or not self.assembles(module):
+            raise UnsupportedPtx("ptxas does not take the module")
+        return self.assembler.compile_kernel(text, self._architecture(module), deadline)
+
+    def _checked_text(self, module: Module, deadline: Deadline) -> str:
+        """Return what compilers may be given of a module."""
         ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
         where = ptx.find_printf(module)
         if where is not None:  # the driver would write it to the output of this process, which is no guest's
@@ -65,11 +86,7 @@ class PtxCompiler:
         text = ptx.render(module, deadline)
         if not text.isascii() or "\0" in text:
             raise MalformedPtx("PTX is ASCII text without NUL")
-        if self.assembler is not None and self.assembles(module):
-            return self.assembler.assemble(text, self._architecture(module), deadline)
-        if not self.jit:
-            raise UnsupportedPtx("ptxas does not take the module, and the driver is not to compile in this process")
-        return text.encode("ascii") + b"\0"
+        return text
 
     def assembles(self, module: Module) -> bool:
         """Return whether ptxas compiles a module, rather than the driver."""

@@ -20,6 +20,18 @@ MAX_GUARDED_BLOCKS: Final = 1 << 24
 """Blocks of one launch of a guarded kernel, which look at their deadline one by one: on an H200 so many that have to
 stop are gone in 10 ms, and 2**31 in 1.3 s."""
 
+MAX_GUARDED_REGISTERS: Final = 255
+"""Registers of a thread of a guarded kernel: what instructions can name. A larger number was misread."""
+MAX_GUARDED_LOCAL_BYTES: Final = 40 << 10
+"""Local memory of a thread of a guarded kernel: 32 KiB for the guard's array, and what ptxas spills besides.
+The driver reserves it for every thread that the GPU can hold, outside of every account: 8 KiB are 2.1 GiB of an H200,
+which holds 132 * 2048. ptxas itself stops at no number that helps (600 KB passed). The most of the corpus is 1 KiB."""
+MAX_GUARDED_SHARED_BYTES: Final = 48 << 10
+"""Static shared memory of a block of a guarded kernel, what every GPU has: ptxas must not add to the guard's array."""
+MAX_GUARDED_IMAGE_BYTES: Final = 4 * MIB
+"""A guarded kernel compiled, which lies in memory of the device outside of every account. The most of the corpus is
+46 KiB; unrolled loops make much of a short text."""
+
 MAX_PROCESS_DEVICE_BYTES: Final = 64 * GIB
 MAX_PROCESS_ALLOCATIONS: Final = 16384
 MAX_CONCURRENT_OPERATIONS: Final = 256

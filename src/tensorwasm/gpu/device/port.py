@@ -23,6 +23,7 @@ from tensorwasm.gpu.device.protocols import (
 from tensorwasm.values import NEVER, Deadline, DeviceInfo, KernelSignature, LaunchConfig, Region
 
 if TYPE_CHECKING:
+    from tensorwasm.gpu.device.admission import CompiledKernel
     from tensorwasm.ptx.model import Module
 
 MAX_KERNEL_OUTPUT_BYTES: Final = 1 << 20
@@ -188,15 +189,17 @@ class Device(Protocol):
     def assembler(self) -> str:
         """What makes the images of `assemble`, by name and release; empty if nothing does."""
 
-    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:
-        """Return a module as an image that another process loads more quickly; None if there is no such thing.
+    def assemble(self, module: Module, deadline: Deadline) -> CompiledKernel | None:
+        """Return a module of one kernel compiled, for `load_image` of this and other processes.
+
+        None if the device has no such form.
 
         Raises:
             UnsupportedPtx, MalformedPtx, InvokeTimeout: as `load`.
         """
 
     def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
-        """Load an image that `assemble` has returned, unchanged, and make its one kernel ready to launch.
+        """Load the image of a kernel that `assemble` has returned, unchanged, and make its one kernel ready to launch.
 
         Raises:
             MalformedPtx: the device does not take the image.

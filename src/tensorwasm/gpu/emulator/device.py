@@ -9,6 +9,7 @@ from typing import Final
 
 from tensorwasm.errors import InternalError
 from tensorwasm.gc_pause import gc_paused
+from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.gpu.device.port import DeviceStatistics, KernelOutput, LoadedModule, Stream
 from tensorwasm.gpu.emulator.handles import Handles
 from tensorwasm.gpu.emulator.kernels import LANES, KernelRunner
@@ -116,7 +117,7 @@ class EmulatorDevice:
     assembler: Final = ""
     """What makes images: nothing."""
 
-    def assemble(self, module: Module, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - there are no images
+    def assemble(self, module: Module, deadline: Deadline) -> CompiledKernel | None:  # noqa: ARG002 - there are no images
         """Return None: a module is ready as soon as it is parsed."""
         return None
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from tensorwasm import ptx
 from tensorwasm.errors import InternalError
+from tensorwasm.gpu.device.admission import admit
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
@@ -207,7 +208,10 @@ class KernelCache:
         written, kernel = guard_kernel(module, self._device.shared_base, deadline)
         signature = _guarded_signature(signature, kernel)
         writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
-        image = self._device.assemble(written, deadline)
+        compiled, image = self._device.assemble(written, deadline), None
+        if compiled is not None:
+            admit(compiled)
+            image = compiled.image
         if image is not None and self._store is not None:
             self._store.put(self._name(key), encode(StoredKernel(image, signature, kernel, writable)))
         return _guarded_draft(written, signature, text, kernel, image, writable=writable)

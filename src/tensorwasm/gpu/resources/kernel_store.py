@@ -14,6 +14,7 @@ import msgspec
 
 from tensorwasm import ptx
 from tensorwasm.artifacts.hashing import blake3, hasher
+from tensorwasm.gpu.device.admission import LIMITS
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.settings import package_version
 from tensorwasm.values import DeviceInfo, KernelSignature
@@ -62,14 +63,14 @@ def decode(data: bytes) -> StoredKernel | None:
 
 
 def name_of(key: tuple[object, ...], info: DeviceInfo, assembler: str) -> bytes:
-    """Return the name of a kernel: a hash of all that its image depends on.
+    """Return the name of a kernel: a hash of all that its image and its admission depend on.
 
     Args:
         key: of the kernel in the cache: tenant, text, entry and architecture.
         info: the device.
         assembler: which compiler makes the image (`Device.assembler`).
     """
-    parts = (*key, info.compute_capability, assembler, package_version(), _sources())
+    parts = (*key, info.compute_capability, assembler, package_version(), _sources(), LIMITS)
     return blake3(msgspec.msgpack.encode(parts))
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.errors import DeviceUnavailable, InvokeTimeout, MalformedPtx
-from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler, summarize
+from tensorwasm.errors import DeviceUnavailable, InvokeTimeout, MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler, read_report, summarize
 from tensorwasm.values import NEVER, Deadline
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for ptxas is a script")
@@ -195,6 +195,71 @@ def test_the_real_ptxas_assembles_and_refuses(folders):
     with pytest.raises(MalformedPtx, match="line 4"):
         assembler.assemble(KERNEL.replace("ret;", "foo;"), "sm_90", NEVER)
     assert list(folders.iterdir()) == []
+
+
+# ------------------------------------------------------------------------- what ptxas says of a kernel
+
+
+REPORT = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for k
+    4608 bytes stack frame, 160 bytes spill stores, 164 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers, 4612 bytes cumulative stack size, 256 bytes smem, 360 bytes cmem[0]
+ptxas info    : Compile time = 2428.696 ms
+ptxas info    : Function properties for f
+    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+"""
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        ("", (12, 4612, 256)),
+        (", 256 bytes smem", (12, 4612, 0)),
+        (", 4612 bytes cumulative stack size", (12, 4624, 256)),
+        ("ptxas info    : Compile time = 2428.696 ms\n", (12, 4612, 256)),
+    ],
+)
+def test_what_a_kernel_takes_is_read_from_the_report(cut, expected):
+    found = read_report(b"cubin", REPORT.replace(cut, ""))
+    assert (found.registers, found.local_bytes, found.shared_bytes) == expected
+    assert found.image == b"cubin"
+
+
+@pytest.mark.parametrize("said", ["", "Used 12 registers", REPORT * 2, REPORT + "x" * (1 << 20), REPORT[:200]])
+def test_a_kernel_whose_report_is_not_understood_is_refused(said):
+    with pytest.raises(UnsupportedPtx, match="does not say what the kernel takes"):
+        read_report(b"cubin", said)
+
+
+def test_what_ptxas_reports_is_no_part_of_a_refusal():
+    assert summarize(REPORT.encode() + b"ptxas error   : too much shared data") == "error : too much shared data"
+
+
+TAKING = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out) {
+    .reg .b32 %a; .reg .b64 %p, %l; .shared .align 4 .b8 s[2560]; .local .align 4 .b8 frame[5120];
+    mov.u32 %a, %tid.x; cvt.u64.u32 %l, %a;
+    mov.u64 %p, frame; add.u64 %p, %p, %l; st.local.b32 [%p], %a; ld.local.b32 %a, [%p+8];
+    mov.u64 %p, s; add.u64 %p, %p, %l; st.shared.b32 [%p], %a; ld.shared.b32 %a, [%p+8];
+    ld.param.u64 %p, [out]; st.global.b32 [%p], %a; ret;
+}
+"""
+
+
+def test_the_real_ptxas_says_what_a_kernel_takes(folders):
+    assembler = find_assembler("", os.environ)
+    if assembler is None:
+        pytest.skip("NO PTXAS: it is not installed")
+    found = assembler.compile_kernel(TAKING, "sm_90", NEVER)
+    assert found.image.startswith(b"\x7fELF")
+    assert 0 < found.registers < 64
+    assert (found.local_bytes, found.shared_bytes) == (5120, 2560)
+    with pytest.raises(MalformedPtx, match="refuses the module: error : Entry function 'k' uses too much shared data"):
+        assembler.compile_kernel(TAKING.replace("2560", "65536"), "sm_90", NEVER)
 
 
 # ------------------------------------------------------------------------------------- summaries of logs

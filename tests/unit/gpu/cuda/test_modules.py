@@ -94,6 +94,19 @@ def test_a_kernel_that_prints_is_refused_by_name_and_no_other_of_its_text(assemb
     device.close()
 
 
+def test_a_kernel_that_ptxas_does_not_take_is_not_measured(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Assembler, "compile_kernel", lambda *given: seen.append(given[1:3]))
+    driver = Driver(FakeDriver())
+    device = open_with(driver, 0, lambda: Assembler("ptxas", (12, 4)))
+    assert device.assemble(module((8, 5)), NEVER) is None
+    device.assemble(module((8, 4)), NEVER)
+    assert [(text.split()[1], architecture) for text, architecture in seen] == [("8.4", "sm_90")]
+    with pytest.raises(UnsupportedPtx, match="ptxas does not take"):
+        PtxCompiler(driver, device.info, (13, 0), None).compile_kernel(module((8, 4)), NEVER)
+    device.close()
+
+
 # -------------------------------------------------------------------------------------------- arguments
 
 
