@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from tensorwasm.errors import UnsupportedPtx
@@ -61,15 +62,25 @@ def check_compatible(module: Module, capability: Version, isa: Version) -> None:
         raise UnsupportedPtx(f"the PTX is for {_describe(module)}; {_device(capability, isa)}")
 
 
-def select(variants: Sequence[Module], capability: Version, isa: Version) -> Module:
+def select(variants: Sequence[Module], capability: Version, isa: Version, *, lower: bool = False) -> Module:
     """Return the variant for the highest architecture that a device of a compute capability runs.
 
     Of several for one architecture, the one of the newest ISA is returned, then the first.
 
+    Args:
+        variants: modules of the same kernels.
+        capability: of the device.
+        isa: the newest that it accepts.
+        lower: whether variants of a newer ISA count as of ``isa`` where there are no others. Most texts name the newest
+            ISA of their compiler and use nothing of it; a compiler refuses what ``isa`` lacks.
+
     Raises:
-        UnsupportedPtx: the device runs none, or ``isa``, the newest that it accepts, is older than theirs.
+        UnsupportedPtx: the device runs none, or ``isa`` is older than theirs.
     """
     fitting = [module for module in variants if _compatible(module, capability, isa)]
+    if not fitting and lower:
+        lowered = [replace(module, version=min(module.version, isa)) for module in variants]
+        fitting = [module for module in lowered if _compatible(module, capability, isa)]
     if not fitting:
         offered = ", ".join(_describe(module) for module in variants[:_MAX_NAMED]) or "nothing"
         raise UnsupportedPtx(f"the PTX offered is for {offered}; {_device(capability, isa)}")

@@ -61,6 +61,16 @@ def test_of_one_capability_the_most_specific_then_newest_then_first_is_selected(
     assert select([second, first], (8, 0), (9, 0)) is second
 
 
+def test_a_newer_isa_is_lowered_only_where_asked_for_and_no_variant_runs_as_it_is():
+    newest, newer, fits = made("sm_90", (9, 4)), made("sm_80", (8, 8)), made("sm_75", (8, 2))
+    assert select([newest, newer, fits], (9, 0), (8, 4), lower=True) is fits
+    assert select([newest, newer], (9, 0), (8, 4), lower=True) == made("sm_90", (8, 4))
+    assert select([newest, newer], (8, 6), (8, 4), lower=True) == made("sm_80", (8, 4))
+    for variants, lower in (([newest, newer], False), ([made("sm_100", (9, 4))], True), ([], True)):
+        with pytest.raises(UnsupportedPtx):
+            select(variants, (9, 0), (8, 4), lower=lower)
+
+
 def test_a_refusal_names_the_offered_variants_and_the_supported_versions():
     with pytest.raises(UnsupportedPtx, match=r"sm_80 \(ISA 8.7\), sm_90a \(ISA 8.0\).* takes up to sm_75 and ISA 8.6"):
         select([made("sm_80", (8, 7)), made("sm_90a")], (7, 5), (8, 6))

@@ -181,7 +181,9 @@ class KernelCache:
         if (kept := self._find_stored(key, text)) is not None:
             return kept
         _, _, entry, architecture = key
-        chosen = ptx.select(ptx.parse_variants(text, deadline), architecture, self._device.info.ptx_version)
+        # A guarded text may name an older ISA than the guest's: the verifier reads each of its instructions anyway.
+        variants, isa = ptx.parse_variants(text, deadline), self._device.info.ptx_version
+        chosen = ptx.select(variants, architecture, isa, lower=self._guarded)
         module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
         if self._guarded:

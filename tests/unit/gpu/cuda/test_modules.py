@@ -1,4 +1,5 @@
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,13 @@ from hypothesis import strategies as st
 
 from fakes.driver import FakeDriver, Handle
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
-from tensorwasm.gpu.cuda.assembler import Assembler
+from tensorwasm.gpu.cuda.assembler import Assembler, find_assembler
 from tensorwasm.gpu.cuda.driver.calls import Driver
+from tensorwasm.gpu.cuda.driver.versions import isa_version
 from tensorwasm.gpu.cuda.modules import CudaKernel, PtxCompiler
 from tensorwasm.gpu.cuda.opening import open_with
+from tensorwasm.gpu.device.admission import CompiledKernel
+from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest
 from tensorwasm.ptx import extract, parse
 from tensorwasm.values import NEVER, KernelParam, KernelSignature
 
@@ -105,6 +109,43 @@ def test_a_kernel_that_ptxas_does_not_take_is_not_measured(monkeypatch):
     with pytest.raises(UnsupportedPtx, match="ptxas does not take"):
         PtxCompiler(driver, device.info, (13, 0), None).compile_kernel(module((8, 4)), NEVER)
     device.close()
+
+
+def guarded_text(isa, release, text=TEXT):
+    """Return what ptxas of a release is given of a guarded kernel of an ISA."""
+    texts = []
+    device = open_with(Driver(FakeDriver()), 0, lambda: Assembler("ptxas", release), jit=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Assembler, "compile_kernel", lambda *given: texts.append(given[1]) or CompiledKernel(b"cubin", 8, 0, 0)
+        )
+        given = text.format(*isa).encode()
+        KernelCache(device, guarded=True).draft(("ann", digest(given), "k", (9, 0)), given, NEVER)
+    device.close()
+    (printed,) = texts
+    return printed
+
+
+RELEASES = st.sampled_from([(12, 0), (12, 4), (12, 6), (12, 9), (13, 0)])
+
+
+@given(st.tuples(st.integers(7, 9), st.integers(0, 9)), RELEASES)
+@pytest.mark.rule("10-compiler")
+def test_a_guarded_text_is_never_of_a_newer_isa_than_its_ptxas(isa, release):
+    newest = min(isa_version(release), isa_version((13, 0)))
+    assert parse(guarded_text(isa, release)).version == min(isa, newest)
+
+
+def test_a_guarded_kernel_of_a_newer_isa_is_compiled_unless_it_needs_it():
+    assembler = find_assembler("", os.environ)
+    if assembler is None:
+        pytest.skip("NO PTXAS: it is not installed")
+    assert assembler.compile_kernel(guarded_text((9, 5), (12, 4)), "sm_90", NEVER).image
+    newer = TEXT.replace("{{ ret; }}", "{{ .reg .b32 %a<3>; cvt.rn.satfinite.e4m3x2.f16x2 %h, %a1; ret; }}")
+    newer = newer.replace("{{ .reg", "{{ .reg .b16 %h; .reg").replace("sm_80", "sm_89")
+    assert assembler.compile_kernel(guarded_text((9, 5), (12, 4), newer), "sm_90", NEVER).image
+    with pytest.raises(MalformedPtx, match=r"requires PTX ISA \.version 8\.1 or later"):
+        assembler.compile_kernel(guarded_text((9, 5), (12, 0), newer), "sm_90", NEVER)
 
 
 # -------------------------------------------------------------------------------------------- arguments
