@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from wasmtime import wat2wasm
-
 from tensorwasm.bench.figures import Figure, Report, p99, sampled, time_once
 from tensorwasm.bench.harness import read_guest
 from tensorwasm.bench.peers.cuda import used_bytes
+from tensorwasm.bench.peers.host import assembled
 from tensorwasm.errors import InternalError, TensorWasmError
 from tensorwasm.runtime import Function, Grants, Runtime
 from tensorwasm.runtime.executor.request import Request
@@ -72,7 +71,7 @@ def own_guest(number: int) -> bytes:
 def spinning_guest(ns: int, blocks: int, threads: int) -> bytes:
     """Return a guest whose kernel runs for so many ns on every block at least."""
     ptx = _SPIN.format(ns=ns).replace("\n", "")
-    return bytes(wat2wasm(_GUEST.format(ptx=ptx, size=len(ptx.replace("\\n", " ")), blocks=blocks, threads=threads)))
+    return assembled(_GUEST.format(ptx=ptx, size=len(ptx.replace("\\n", " ")), blocks=blocks, threads=threads))
 
 
 def deploy(choice: str, count: int) -> None:

@@ -61,6 +61,13 @@ Loop = Callable[[int], float]
 """A loop of so many starts, which returns microseconds per start."""
 
 
+def assembled(text: str) -> bytes:
+    """Return the module of a text in the WebAssembly text format."""
+    import wasmtime  # noqa: PLC0415 - a peer
+
+    return bytes(wasmtime.wat2wasm(text))
+
+
 def wasmtime_loop(wasm: bytes, export: str, value: int) -> Loop:
     """Make stores, instances and calls with the classes of wasmtime-py and its default engine.
 

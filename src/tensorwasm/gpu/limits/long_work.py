@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
 
 LONG_NS: Final = 20_000_000
 """A wait of so long for a tenant's own work is long: as long nobody can load code in the same context."""
 
 
-class Wait:
+class WorkWait:
     """One session's wait for its work."""
 
     __slots__ = ("since_ns", "tenant")
@@ -23,6 +24,12 @@ class Wait:
     def __init__(self, tenant: str, since_ns: int) -> None:
         self.tenant = tenant
         self.since_ns = since_ns
+
+
+class Waiter(Protocol):
+    """What a session waits for, and the wait."""
+
+    wait: WorkWait | None
 
 
 class LongWork:
@@ -40,16 +47,36 @@ class LongWork:
         self.notice: Callable[[str], object] | None = None
         self._clock = clock
         self._lock = threading.Lock()
-        self._waits: dict[Wait, None] = {}
+        self._waits: dict[WorkWait, None] = {}
 
-    def begin(self, tenant: str) -> Wait:
+    def begin(self, tenant: str) -> WorkWait:
         """Note that a session waits."""
         with self._lock:
-            wait = Wait(tenant, self._clock())
+            wait = WorkWait(tenant, self._clock())
             self._waits[wait] = None
             return wait
 
-    def end(self, wait: Wait) -> None:
+    def begin_for(self, waiter: Waiter, tenant: str) -> None:
+        """Note that a session waits for a stream, unless it does already."""
+        if waiter.wait is None:
+            waiter.wait = self.begin(tenant)
+
+    def end_for(self, waiter: Waiter) -> None:
+        """Note that a session's wait for a stream has ended, if there was one."""
+        wait, waiter.wait = waiter.wait, None
+        if wait is not None:
+            self.end(wait)
+
+    @contextmanager
+    def waiting(self, waiter: Waiter, tenant: str) -> Iterator[None]:
+        """Note a wait for a stream that lasts as long as a ``with``."""
+        self.begin_for(waiter, tenant)
+        try:
+            yield
+        finally:
+            self.end_for(waiter)
+
+    def end(self, wait: WorkWait) -> None:
         """Note that a wait has ended, and tell if it was long. Once for each wait."""
         with self._lock:
             now_ns, first, earlier = self._clock(), True, True

@@ -117,7 +117,7 @@ class SessionCore:
         self.table = table = ResourceTable(
             resources, tenancy, memory, limits, writer, architecture or device.info.compute_capability
         )
-        self.work = work = SessionWork(resources, writer, self.reachable, limits.streams, window, tenant=tenancy.tenant)
+        self.work = work = SessionWork(resources, writer, self.reachable, limits.streams, window, tenancy.tenant)
         if window is not None:
             window.heap.settle = self._settle
             writer.show_guard(window.address, window.stop.flag_at, window.stop.status_at)

@@ -11,7 +11,7 @@ from tensorwasm.errors import InvalidHandle, InvokeTimeout, KernelFault, QuotaEx
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, HostWindow
 from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.device.protocols import Event, Graph
-from tensorwasm.gpu.limits.long_work import Wait
+from tensorwasm.gpu.limits.long_work import WorkWait
 from tensorwasm.gpu.native.layout import STREAM_ROWS
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.stream_stock import StreamStock
@@ -83,7 +83,7 @@ class SessionStream:
     announce: Callable[[], None] | None = None
     end_event: Event | None = None
     end_state: tuple[int, ...] | None = None
-    wait: Wait | None = None
+    wait: WorkWait | None = None
 
 
 class EventTable(Numbered[Event | None]):

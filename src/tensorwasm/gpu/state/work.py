@@ -65,12 +65,10 @@ class SessionWork:
         layout: SessionLayoutWriter,
         reachable: Callable[[], Sequence[Region]],
         streams: int,
-        window: SessionWindow | None = None,
-        *,
+        window: SessionWindow | None,
         tenant: str,
     ) -> None:
-        self._resources = resources
-        self._tenant = tenant
+        self._resources, self._tenant = resources, tenant
         self._device = device = resources.device
         self._layout = layout
         self._reachable = reachable
@@ -200,25 +198,13 @@ class SessionWork:
 
     def _await(self, stream: SessionStream, deadline: Deadline) -> None:
         if self.streams.busy(stream):
-            self._begin_wait(stream)
-            try:
+            with self._resources.long_work.waiting(stream, self._tenant):
                 event = self._record_end(stream)
                 if event is None:
                     self._device.synchronize(stream.stream, deadline)
                 else:
                     self._device.events.synchronize_event(event, deadline)
                 self.streams.count_drained(stream)
-            finally:
-                self._end_wait(stream)
-
-    def _begin_wait(self, stream: SessionStream) -> None:
-        if stream.wait is None:
-            stream.wait = self._resources.long_work.begin(self._tenant)
-
-    def _end_wait(self, stream: SessionStream) -> None:
-        wait, stream.wait = stream.wait, None
-        if wait is not None:
-            self._resources.long_work.end(wait)
 
     def wait_all(self, deadline: Deadline) -> None:
         """Wait for every stream, keeping the permit."""
@@ -258,7 +244,7 @@ class SessionWork:
         """Have a C function called when the work that a stream has now is over; return whether there is any."""
         if self.ended(stream):
             return False
-        self._begin_wait(stream)
+        self._resources.long_work.begin_for(stream, self._tenant)
         self._device.native.notify(stream.stream, function, argument)
         return True
 
@@ -357,7 +343,7 @@ class SessionWork:
 
     def _forget(self, stream: SessionStream) -> list[Exception]:
         """Forget a stream whose work has ended; return what the device raised."""
-        self._end_wait(stream)
+        self._resources.long_work.end_for(stream)
         if stream.announce is not None:
             self._resources.streams.part(stream.stream, stream.announce)
         event, stream.end_event, stream.end_state = stream.end_event, None, None
@@ -406,7 +392,7 @@ class SessionWork:
 
     def _settle(self, stream: SessionStream) -> None:
         self.streams.count_drained(stream)
-        self._end_wait(stream)
+        self._resources.long_work.end_for(stream)
         self.permit.settle()
 
     def _confine(self, stream: SessionStream) -> None:

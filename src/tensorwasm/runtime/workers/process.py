@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -132,7 +132,9 @@ class Process:
             return
         watch = os.pidfd_open(self._popen.pid)
         try:
-            select.select([watch], [], [], limit_s)
+            with selectors.DefaultSelector() as selector:  # select() takes no descriptor over 1,023
+                selector.register(watch, selectors.EVENT_READ)
+                selector.select(limit_s)
         finally:
             os.close(watch)
 

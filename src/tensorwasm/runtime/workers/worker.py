@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -244,7 +244,9 @@ class Worker:
             wake_at_s = min(self.lifecycle.starts_at_s, self._expire(now_s))
             if self.lifecycle.over or now_s >= self.lifecycle.starts_at_s:
                 return
-            select.select([self._woken], [], [], max(0.0, wake_at_s - now_s))
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._woken, selectors.EVENT_READ)
+                selector.select(max(0.0, wake_at_s - now_s))
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
 

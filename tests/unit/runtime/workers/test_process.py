@@ -1,4 +1,5 @@
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -83,3 +84,17 @@ def test_a_worker_refuses_a_parent_that_did_not_start_it():
 )
 def test_how_a_process_ended_is_said_by_name(status, said):
     assert describe_exit(status) == said
+
+
+def test_a_process_is_awaited_where_descriptors_have_numbers_over_a_thousand():
+    process = spawn("import sys; sys.exit(5)")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        process.wait(60)
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.end() == 5
