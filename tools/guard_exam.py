@@ -84,7 +84,7 @@ def prepare(job: tuple[str, str, bytes]) -> str:
         def __init__(self) -> None:
             self.info, self.shared_base = info, SHARED_BASE
             self.assembler = f"ptxas {assembler.release[0]}.{assembler.release[1]}"
-            self.assemble = PtxCompiler(None, info, (99, 0), assembler, jit=False).compile  # type: ignore[arg-type]
+            self.assemble = PtxCompiler(None, info, (99, 0), assembler, jit=False).compile_kernel  # type: ignore[arg-type]
 
     text = kernel.text.encode()
     key = TENANT, digest(text), kernel.entry, info.compute_capability

@@ -69,7 +69,7 @@ GUEST = bytes(
 
 @pytest.fixture
 def executor():
-    with WorkerExecutor("cuda:0") as executor:
+    with WorkerExecutor("cuda:0", isolation="process") as executor:
         yield executor
 
 
@@ -137,7 +137,7 @@ def test_without_being_asked_no_worker_joins_a_daemon_of_mps(executor):
 
 
 def test_every_gpu_is_found_by_its_ordinal():
-    with WorkerExecutor("cuda") as executor:
+    with WorkerExecutor("cuda", isolation="process") as executor:
         assert call(executor, "once", "ann").result(SOON_S).values == (0,)
         assert executor.workers()[0].device == "cuda:0"
 
