@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers import conversation
+from tensorwasm.runtime.workers import conversation, pool
 from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerOptions
@@ -23,12 +24,20 @@ def ask(executor, tenant, module=b"any"):
 
 
 @pytest.mark.rule("4-process")
-def test_on_a_gpu_tenants_share_no_process_unless_that_is_said():
+def test_on_a_gpu_without_a_guard_tenants_share_no_process_unless_that_is_said(monkeypatch):
+    monkeypatch.setattr(pool, "find_assembler", lambda *_: None)
     with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
         ann, bob = ask(executor, "ann"), ask(executor, "bob")
         assert ann != bob
         assert ask(executor, "ann") == ann
         assert {worker.tenant for worker in executor.workers()} == {"ann", "bob"}
+
+
+def test_on_a_gpu_with_a_ptxas_beside_it_tenants_share_guarded_workers(monkeypatch):
+    monkeypatch.setattr(pool, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
+    with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
+        assert ask(executor, "ann") == ask(executor, "bob")
+        assert [worker.tenant for worker in executor.workers()] == [None]
 
 
 @pytest.mark.rule("8-modules")
