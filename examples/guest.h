@@ -75,21 +75,30 @@ static inline uint32_t next_u32(uint32_t *state)
     return *state;
 }
 
-// The next float in -1 .. 1.
-static inline float next_float(uint32_t *state)
-{
-    return (float)(int32_t)next_u32(state) / 2147483648.0f;
-}
-
+// Floats in -1 .. 1, spread evenly (a Weyl sequence): each from its index alone, so that several are computed at once.
 static inline void fill_floats(float *floats, size_t count, uint32_t seed)
 {
-    for (size_t i = 0; i < count; i++)
-        floats[i] = next_float(&seed);
+    for (uint32_t i = 0; i < (uint32_t)count; i++)
+        floats[i] = (float)(int32_t)((i + seed * 0x10001u) * 0x9e3779b9u) / 2147483648.0f;
 }
 
 static inline uint32_t blocks_for(uint32_t items, uint32_t per_block)
 {
     return (items + per_block - 1) / per_block;
+}
+
+static inline uint32_t float_bits(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
 }
 
 // How two results differ.
@@ -99,15 +108,16 @@ struct verdict {
 };
 
 // Compare floats; a difference above the tolerance, or a NaN on one side, is a mismatch.
-static inline struct verdict compare_floats(const float *got, const float *expected, size_t count, double tolerance)
+static inline struct verdict compare_floats(const float *got, const float *expected, size_t count, float tolerance)
 {
-    struct verdict verdict = {0, 0.0};
+    uint32_t most = float_bits(tolerance), worst = 0;
+    int mismatches = 0;
     for (size_t i = 0; i < count; i++) {
-        double error = fabs((double)got[i] - (double)expected[i]);
-        verdict.mismatches += !(error <= tolerance);
-        verdict.max_error = fmax(verdict.max_error, error);
+        uint32_t error = float_bits(fabsf(got[i] - expected[i]));  // as integers: the order is the same, NaN is largest
+        mismatches += error > most;
+        worst = error > worst ? error : worst;
     }
-    return verdict;
+    return (struct verdict){mismatches, float_of(worst)};
 }
 
 // Say how it went, after a subject made as printf makes it. Returns the mismatches.
