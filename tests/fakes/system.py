@@ -6,9 +6,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 
 from tensorwasm.doctor.facts import CommandOutput
 from tensorwasm.errors import DeviceLost, DeviceUnavailable
+from tensorwasm.gpu.cuda.driver.versions import Version, parse_version
 from tensorwasm.gpu.device.port import Device, DeviceStatistics
 from tensorwasm.values import DeviceInfo
 
@@ -20,6 +22,7 @@ class FakeDevice:
 
     def __init__(self, info: DeviceInfo, fault: str = "") -> None:
         self.info = info
+        self.windows = SimpleNamespace(available=fault != "no windows")
         self.closed = False
         self.memory: dict[int, bytearray] = {}
         self.modules: list[object] = []
@@ -118,6 +121,10 @@ class FakeSystem:
 
     def requirements(self) -> tuple[str, ...]:
         return self.required
+
+    def ptxas(self) -> Version | None:
+        answer = self.run("ptxas", "--version")
+        return parse_version(answer.text.partition("release")[2]) if answer and answer.code == 0 else None
 
     def open(self, choice: str) -> tuple[Device, str]:
         if choice == "emulator":

@@ -1,6 +1,7 @@
 """What workers of one executor keep apart between tenants. The workers are puppets that keep to the protocol."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,13 @@ def test_on_a_gpu_without_a_guard_tenants_share_no_process_unless_that_is_said(m
         assert ann != bob
         assert ask(executor, "ann") == ann
         assert {worker.tenant for worker in executor.workers()} == {"ann", "bob"}
+
+
+def test_where_gpus_have_no_windows_tenants_share_no_process(monkeypatch):
+    monkeypatch.setattr(pool, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(pool, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
+    with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
+        assert ask(executor, "ann") != ask(executor, "bob")
 
 
 def test_on_a_gpu_with_a_ptxas_beside_it_tenants_share_guarded_workers(monkeypatch):

@@ -23,7 +23,7 @@ from typing import Final
 
 from tensorwasm.doctor.diagnoses import diagnose
 from tensorwasm.errors import DeviceUnavailable, TensorWasmError
-from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES
+from tensorwasm.gpu.cuda.assembler import ROOT_VARIABLES, find_assembler
 from tensorwasm.gpu.cuda.driver.versions import Version, parse_version
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.opening import open_device, parse_choice
@@ -190,6 +190,11 @@ class System:
         except metadata.PackageNotFoundError:
             return ()
 
+    def ptxas(self) -> Version | None:
+        """Return the release of the ptxas that compiles kernels for a GPU here; None if there is none."""
+        found = find_assembler(self.environment.get("TENSOR_WASM_PTXAS", ""), self.environment)
+        return None if found is None else found.release
+
     def open(self, choice: str) -> tuple[Device, str]:
         """Open a device as `tensorwasm.gpu.opening.open_device` does."""
         return open_device(choice)
@@ -262,8 +267,8 @@ class MachineFacts:
 
     @cached_property
     def ptxas(self) -> Version | None:
-        """The release of the ptxas on the PATH."""
-        return self._release("ptxas")
+        """The release of the ptxas that compiles kernels here."""
+        return self.system.ptxas()
 
     @cached_property
     def root(self) -> tuple[str, str] | None:

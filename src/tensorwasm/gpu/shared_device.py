@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.device.port import Device, DeviceStatistics
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, AccountStatistics
@@ -52,6 +53,9 @@ class SharedDevice:
         guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
             too.
         store: keeps guarded kernels compiled, between processes; None keeps none.
+
+    Raises:
+        DeviceUnavailable: kernels are to be guarded, and the device has no windows to confine them to.
     """
 
     def __init__(
@@ -63,6 +67,11 @@ class SharedDevice:
         guarded: bool = False,
         store: KernelStore | None = None,
     ) -> None:
+        if guarded and not device.windows.available:
+            raise DeviceUnavailable(
+                "tenants are to share this GPU, and its driver has no windows of addresses to keep them apart: use "
+                "isolation='process', or a newer driver on Linux"
+            )
         streams = device.info.max_streams
         self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, store=store)
         self.device = device

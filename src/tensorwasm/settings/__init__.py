@@ -216,7 +216,10 @@ class Settings:
         "Maximum number of a tenant's artifacts, and likewise of their names.",
     )
     ptxas: str = setting(
-        "TENSOR_WASM_PTXAS", text, "", "Path of ptxas; by default it is searched on the PATH and in the toolkit."
+        "TENSOR_WASM_PTXAS",
+        text,
+        "",
+        "Path of ptxas; by default it is searched on the PATH, in the toolkit, and in NVIDIA's packages for Python.",
     )
     traceback: bool = setting(
         "TENSOR_WASM_TRACEBACK", flag, False, "1 shows Python's traceback for errors that are bugs of this program."

@@ -31,6 +31,7 @@ CHECKS: Final[tuple[Callable[[MachineFacts], Results], ...]] = (
     device.check_emulator,
     device.check_device,
     device.check_managed,
+    device.check_isolation,
     device.check_launch,
 )
 

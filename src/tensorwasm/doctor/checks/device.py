@@ -95,6 +95,34 @@ def check_managed(machine: MachineFacts) -> Results:
     return CheckResult("managed memory", Status.INFO, "not while a kernel runs; registered memory is used", why)
 
 
+def check_isolation(machine: MachineFacts) -> Results:
+    """Report what keeps tenants apart on the GPU unless somebody chooses (`tensorwasm.runtime.WorkerExecutor`)."""
+    device, _ = machine.opened
+    if device is None or device.info.kind != "cuda":
+        return None
+    if machine.linux and machine.ptxas is not None and device.windows.available:
+        return CheckResult(
+            "isolation", Status.OK, "guarded: kernels of all tenants share the GPU, each in its own window"
+        )
+    cost = "A process takes some 600 MiB of the GPU and a second to start, and four fit."
+    seen = "process: each tenant has a process on the GPU of its own"
+    if machine.linux and machine.ptxas is None:
+        why = (
+            f"Tenants whose kernels are guarded share the GPU, but ptxas has to compile them, and there is none. {cost}"
+        )
+        packages = "nvidia-cuda-nvcc (for drivers from 580 on) or nvidia-cuda-nvcc-cu12 (for older ones)"
+        fix = f"pip install {packages}, or set TENSOR_WASM_PTXAS to the path of a toolkit's ptxas."
+        return CheckResult("isolation", Status.WARN, seen, why, fix)
+    why = f"Guarded kernels need windows of addresses with memory of the host in them, which this driver lacks. {cost}"
+    if machine.linux:
+        seen, fix = (
+            "guarded, which this driver cannot do",
+            "Upgrade the driver, or set TENSOR_WASM_API_ISOLATION=process.",
+        )
+        return CheckResult("isolation", Status.WARN, seen, why, fix)
+    return CheckResult("isolation", Status.INFO, seen, why)
+
+
 def check_launch(machine: MachineFacts) -> Results:
     """Load, launch and verify a kernel on the chosen device."""
     device, _ = machine.opened

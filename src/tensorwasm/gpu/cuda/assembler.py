@@ -11,6 +11,7 @@ one).
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,16 +150,34 @@ class Assembler:
                 resource.prlimit(pid, kind, (most, most))
 
 
-def find_assembler(preferred: str, environment: Mapping[str, str]) -> Assembler | None:
-    """Return the first ptxas that answers: the preferred path, the PATH, the toolkit's folder; None if none does."""
+def find_assembler(
+    preferred: str, environment: Mapping[str, str], serves: Callable[[Assembler], bool] = lambda _: True
+) -> Assembler | None:
+    """Return the first ptxas that answers and serves; without one, the first that answers; None if none does.
+
+    Asked in this order: the preferred path, the PATH, the toolkit's folder, NVIDIA's packages for Python.
+    """
     roots = [environment[name] for name in ROOT_VARIABLES if environment.get(name)]
     paths = [preferred, shutil.which("ptxas", path=environment.get("PATH", "")) or ""]
     paths += [str(Path(root, "bin", "ptxas")) for root in [*roots, "/usr/local/cuda"]]
-    for path in filter(None, paths):
+    first = None
+    for path in filter(None, [*paths, *_packaged()]):
         release = _release(path)
-        if release is not None:
-            return Assembler(path, release)
-    return None
+        if release is None:
+            continue
+        found = Assembler(path, release)
+        if serves(found):
+            return found
+        first = first or found
+    return first
+
+
+def _packaged() -> list[str]:
+    """Return the ptxas of the packages ``nvidia-cuda-nvcc``, newest first, and ``nvidia-cuda-nvcc-cu12``."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    newest = sorted((path for folder in folders for path in folder.glob("cu[0-9]*/bin/ptxas")), reverse=True)
+    return [str(path) for path in [*newest, *(folder / "cuda_nvcc" / "bin" / "ptxas" for folder in folders)]]
 
 
 def read_report(cubin: bytes, said: str) -> CompiledKernel:

@@ -77,7 +77,7 @@ def count_gpus() -> int:
 def open_with(
     driver: Driver,
     ordinal: int,
-    find: Callable[[], Assembler | None] = lambda: None,
+    find: Callable[[Callable[[Assembler], bool]], Assembler | None] = lambda _: None,
     multiprocessors: int | None = None,
     *,
     place: SmPlacement | None = None,
@@ -85,7 +85,8 @@ def open_with(
 ) -> CudaDevice:
     """Open a GPU through a given driver; the other arguments and the errors are those of `open_cuda`.
 
-    ``find`` looks for a ptxas once the GPU is known to be usable; if it returns None, the driver compiles.
+    ``find`` looks for a ptxas, once the GPU is known to be usable, and is given what tells whether one serves the GPU
+    and its driver; if it returns None, the driver compiles.
     """
     if place is not None and multiprocessors is None:
         raise InvalidArgs("only a share of a GPU has a place on it")
@@ -96,7 +97,7 @@ def open_with(
         with bound(primary):
             traits = describe_memory(driver, device, ordinal, cuda)
         limits = _launch_limits(driver, device)
-        assembler = find()
+        assembler = find(lambda found: found.serves(info.compute_capability, cuda))
         if not jit:
             info = replace(info, ptx_version=_require_assembler(assembler, info, cuda))
         context: Context = primary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -255,12 +256,12 @@ class _PlacedWorker:
 
 
 def _safest() -> Isolation:
-    """Return what keeps tenants apart on a GPU unless somebody chooses: guarded kernels need a ptxas."""
-    if find_assembler(settings.current().ptxas, os.environ) is not None:
+    """Return what keeps tenants apart on a GPU unless somebody chooses: guarded kernels need Linux and a ptxas."""
+    linux = sys.platform == "linux"
+    if linux and find_assembler(settings.current().ptxas, os.environ) is not None:
         return "guarded"
-    _log.warning(
-        "there is no ptxas, so each tenant has a process on the GPU of its own: `tensor-wasm doctor` says more"
-    )
+    lack = "there is no ptxas" if linux else "GPUs have windows of addresses on Linux alone"
+    _log.warning("%s, so each tenant has a process on the GPU of its own: `tensor-wasm doctor` says more", lack)
     return "process"
 
 

@@ -181,6 +181,23 @@ def test_the_toolkits_variables_are_asked_in_their_order(ptxas, tmp_path):
         del environment[{"root": "CUDA_ROOT", "path": "CUDA_PATH", "home": "CUDA_HOME"}[name]]
 
 
+def test_the_packages_for_python_are_asked_last_and_one_that_serves_is_taken(ptxas, tmp_path, monkeypatch):
+    first, serving = ptxas(VERSION), tmp_path / "nvidia" / "cu13" / "bin" / "ptxas"
+    other = tmp_path / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    for path in (serving, other):
+        path.parent.mkdir(parents=True)
+        shutil.copy(first.path, path)
+    serving.write_text(serving.read_text().replace("12.9", "13.5"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    environment = {"PATH": ""}
+    assert find_assembler(first.path, environment).path == first.path
+    assert find_assembler(first.path, environment, lambda found: found.release == (13, 5)).path == str(serving)
+    assert find_assembler(first.path, environment, lambda _: False).path == first.path
+    serving.unlink()
+    assert find_assembler("", environment, lambda found: found.path == str(other)).path == str(other)
+
+
 @pytest.mark.parametrize("body", ["sys.exit(1)", "print('release unknown')", "sys.stdout.buffer.write(b'\\xff')"])
 def test_a_ptxas_that_does_not_print_its_release_is_skipped(ptxas, body):
     found = find_assembler(ptxas(body).path, {"PATH": ""})

@@ -62,7 +62,7 @@ def test_the_driver_gets_ptx_only_where_it_may_compile(isa, release, jit):
 @pytest.mark.rule("10-compiler")
 def test_a_device_whose_driver_is_not_to_compile_loads_what_ptxas_made_and_refuses_the_rest(assembled):
     fake = FakeDriver()
-    device = open_with(Driver(fake), 0, lambda: Assembler("ptxas", (12, 4)), jit=False)
+    device = open_with(Driver(fake), 0, lambda _: Assembler("ptxas", (12, 4)), jit=False)
     loaded = device.load(module((8, 4)), NEVER)
     with pytest.raises(UnsupportedPtx, match=r"8\.5"):
         device.load(module((8, 5)), NEVER)
@@ -78,7 +78,7 @@ def test_a_crash_of_ptxas_does_not_bring_the_driver_into_it(monkeypatch):
 
     monkeypatch.setattr(Assembler, "assemble", crash)
     fake = FakeDriver()
-    device = open_with(Driver(fake), 0, lambda: Assembler("ptxas", (12, 9)))
+    device = open_with(Driver(fake), 0, lambda _: Assembler("ptxas", (12, 9)))
     with pytest.raises(MalformedPtx, match="crashed"):
         device.load(module((8, 0)), NEVER)
     device.close()
@@ -86,7 +86,7 @@ def test_a_crash_of_ptxas_does_not_bring_the_driver_into_it(monkeypatch):
 
 
 def test_a_kernel_that_prints_is_refused_by_name_and_no_other_of_its_text(assembled):
-    device = open_with(Driver(FakeDriver()), 0, lambda: Assembler("ptxas", (13, 0)), jit=False)
+    device = open_with(Driver(FakeDriver()), 0, lambda _: Assembler("ptxas", (13, 0)), jit=False)
     text = (Path(__file__).parents[3] / "golden" / "ptx" / "printing.sm_75.ptx").read_text("ascii")
     whole = parse(text)
     with pytest.raises(UnsupportedPtx, match="vprintf: on a GPU the output of kernels goes to the process") as caught:
@@ -102,7 +102,7 @@ def test_a_kernel_that_ptxas_does_not_take_is_not_measured(monkeypatch):
     seen = []
     monkeypatch.setattr(Assembler, "compile_kernel", lambda *given: seen.append(given[1:3]))
     driver = Driver(FakeDriver())
-    device = open_with(driver, 0, lambda: Assembler("ptxas", (12, 4)))
+    device = open_with(driver, 0, lambda _: Assembler("ptxas", (12, 4)))
     assert device.assemble(module((8, 5)), NEVER) is None
     device.assemble(module((8, 4)), NEVER)
     assert [(text.split()[1], architecture) for text, architecture in seen] == [("8.4", "sm_90")]
@@ -114,7 +114,7 @@ def test_a_kernel_that_ptxas_does_not_take_is_not_measured(monkeypatch):
 def guarded_text(isa, release, text=TEXT):
     """Return what ptxas of a release is given of a guarded kernel of an ISA."""
     texts = []
-    device = open_with(Driver(FakeDriver()), 0, lambda: Assembler("ptxas", release), jit=False)
+    device = open_with(Driver(FakeDriver()), 0, lambda _: Assembler("ptxas", release), jit=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             Assembler, "compile_kernel", lambda *given: texts.append(given[1]) or CompiledKernel(b"cubin", 8, 0, 0)

@@ -121,13 +121,13 @@ except DeviceUnavailable as error:
 
 
 def ptxas(release):
-    return lambda: Assembler("/opt/cuda/bin/ptxas", release)
+    return lambda _: Assembler("/opt/cuda/bin/ptxas", release)
 
 
 @pytest.mark.parametrize(
     ("found", "capability", "cuda", "words"),
     [
-        (lambda: None, (9, 0), 13000, "there is no ptxas here"),
+        (lambda _: None, (9, 0), 13000, "there is no ptxas here"),
         (ptxas((12, 0)), (10, 0), 13000, "ptxas here is of release 12.0, which does not serve this GPU and driver"),
         (ptxas((13, 0)), (9, 0), 12090, "of a CUDA 12 toolkit"),
     ],

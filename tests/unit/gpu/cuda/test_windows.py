@@ -13,6 +13,7 @@ from tensorwasm.errors import (
     CallerError,
     CapacityExhausted,
     DeviceLost,
+    DeviceUnavailable,
     InternalError,
     InvalidPointer,
     LaunchRefused,
@@ -25,6 +26,7 @@ from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.cuda.streams import device_streams
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES as GRAIN
 from tensorwasm.gpu.device.address_windows import SLACK_BYTES, WINDOW_BYTES
+from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import MIB, NEVER
 
 CHUNK = 64 * MIB
@@ -222,6 +224,8 @@ def test_a_device_without_such_memory_has_no_windows(attribute):
         fake.attributes["HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"] = 0
     device = open_with(Driver(fake), 0)
     assert not device.windows.available
+    with pytest.raises(DeviceUnavailable, match="isolation='process'"):
+        SharedDevice(device, guarded=True)
     with pytest.raises(LaunchRefused):
         device.windows.open_window(CHUNK)
     device.close()
