@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +34,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 if TYPE_CHECKING:
     from strategies.hostile import Hostile
     from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.shared_device import SharedDevice
 
 BUDGET_S: Final = 0.02
 """From a launch to its deadline."""
@@ -41,6 +43,26 @@ GRACE_S: Final = 0.05
 TENANT, VICTIM = "attacker", "victim"
 VICTIM_BYTES: Final = 1 << 16
 KEPT_BYTES: Final = 1 << 30
+CROWD: Final = 32
+"""Sessions whose kernels never end and fill the device, each with another launch behind it."""
+CROWD_BLOCKS: Final = 1056
+CROWD_THREADS: Final = 256
+"""Of each of their launches: an H200 holds this many blocks at once."""
+ENDLESS: Final = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry endless(.param .u64 at)
+{
+  .reg .b64 %rd<3>;
+  .reg .b32 %r<2>;
+  ld.param.u64 %rd1, [at];
+  cvta.to.global.u64 %rd2, %rd1;
+AGAIN:
+  ld.volatile.global.u32 %r1, [%rd2];
+  bra AGAIN;
+}
+"""
 _NOTES: Final = 200
 
 
@@ -123,7 +145,53 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
             if bytes(found) != secret:
                 yield "harm", name
                 own.buffers.write(theirs, secret, NEVER)
+        if device.info.kind == "cuda":
+            yield "crowd", "past their deadline", crowd(shared, 0.5)
+            yield "crowd", "told to stop", crowd(shared, None)
     yield "end", ""
+
+
+def crowd(shared: SharedDevice, budget_s: float | None) -> float:
+    """Fill the device with endless kernels of many sessions; return how late the last one was gone, in milliseconds.
+
+    Args:
+        shared: the device.
+        budget_s: from the first launch to the deadline of all; without one they are told to stop.
+    """
+    from tensorwasm.values import NEVER, Deadline, LaunchConfig  # noqa: PLC0415
+
+    with ExitStack() as opened:
+        sessions = [opened.enter_context(shared.open_session(TENANT)) for _ in range(CROWD)]
+        deadline, limit = Deadline.after(60.0 if budget_s is None else budget_s), Deadline.after(30.0)
+        for session in sessions:
+            core = session._core  # noqa: SLF001 - what lies behind the session's checks
+            buffer = core.table.buffers[session.buffers.allocate(4096)]
+            held = core.table.kernels[session.kernels.load(ENDLESS.encode(), "endless", NEVER)]
+            asked = LaunchConfig((CROWD_BLOCKS, 1, 1), (CROWD_THREADS, 1, 1))
+            config, given = core.complete(held, asked, (buffer.address.to_bytes(8, "little"),), deadline)
+            stream, shared_kernel, reach = core.work.find(0), held.shared, core.reachable()
+            loaded, entry, launch_on = shared_kernel.loaded, shared_kernel.entry, core.device.launch
+            for _ in range(2):
+                core.work.give(stream, 1, launch_on, loaded, entry, config, given, reach, stream.stream, limit)
+        if budget_s is None:
+            time.sleep(0.2)  # they run
+            deadline = Deadline.after(0.0)
+            for session in sessions:
+                session._core.window.stop.stopping = True  # type: ignore[union-attr]  # noqa: SLF001
+        while not all(map(is_gone, sessions)):
+            if limit.expired():
+                return float("inf")
+        return round((time.monotonic_ns() - (deadline.at_ns or 0)) / 1e6, 3)
+
+
+def is_gone(session: Session) -> bool:
+    """Return whether nothing of a session runs any more."""
+    from tensorwasm.errors import InvokeTimeout  # noqa: PLC0415
+
+    try:
+        return session._core.work.idle()  # noqa: SLF001 - never waits
+    except InvokeTimeout:  # it has ended, and was stopped
+        return True
 
 
 def attack(session: Session, name: str, victim: int, secret: set[int], rng: random.Random) -> tuple[object, ...]:
@@ -201,7 +269,7 @@ def within_limit(grid: tuple[int, int, int]) -> tuple[int, int, int]:
 
 def examine(names: Sequence[str], folder: str, device: str, limit_s: float) -> dict[str, Any]:
     """Run kernels in child processes, a new one after each that ends; return the report."""
-    left, counts, notes, late_ms = list(names), Counter[str](), [], []
+    left, counts, notes, late_ms, crowds = list(names), Counter[str](), [], [], {}
     ends_s = time.monotonic() + limit_s
     while left and time.monotonic() < ends_s:
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -216,6 +284,9 @@ def examine(names: Sequence[str], folder: str, device: str, limit_s: float) -> d
                     last = name
                     if time.monotonic() > ends_s:
                         process.kill()
+                    continue
+                if event == "crowd":
+                    crowds[name] = more[0]
                     continue
                 ended = ended or event == "end"
                 counts[event] += event != "end"
@@ -232,7 +303,8 @@ def examine(names: Sequence[str], folder: str, device: str, limit_s: float) -> d
                 notes.append(["died", last])
             left = left[left.index(last) + 1 :] if last in left else []
     late_ms.sort(reverse=True)
-    return {"outcomes": dict(counts), "latest_ms": late_ms[:5], "not_run": len(left), "notes": notes[:_NOTES]}
+    seen = {"outcomes": dict(counts), "latest_ms": late_ms[:5], "crowd_latest_ms": crowds}
+    return {**seen, "not_run": len(left), "notes": notes[:_NOTES]}
 
 
 def main() -> int:

@@ -122,8 +122,8 @@ class Exam:
         self.window = AddressWindow(self.emulation)
         self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
         self.victim = self.emulation.buffer(self.secret)
-        self.flag = self.emulation.buffer([0, 0])
-        self.status = self.emulation.buffer([0])
+        self.flag = self.emulation.buffer([0])
+        self.status = self.emulation.buffer([0, 0])
 
     def close(self) -> None:
         self.window.close()
@@ -147,14 +147,14 @@ class Exam:
                 it may touch.
             budget_s: time until the deadline of the guard.
             grace_s: time after it until the emulator stops the kernel, which is a violation.
-            stop: whether the stop flag is set from the beginning.
+            stop: whether it is told to stop from the beginning.
         """
         window, emulation = self.window, self.emulation
         window.clear()
         if guarded is not None:
             image = guarded.image(window.data.address)
             window.bytes_of(window.data)[: len(image)] = np.frombuffer(image, np.uint8)
-        for region, words in ((self.flag, struct.pack("<II", stop, 0)), (self.status, bytes(4))):
+        for region, words in ((self.flag, bytes(4)), (self.status, struct.pack("<II", 0, stop))):
             emulation.device.write(region.address, words, emulation.stream)
         args = self._arguments()
         regions, text, shared_bytes = [window.region], hostile.text, hostile.dynamic_shared_bytes
@@ -220,10 +220,13 @@ class Exam:
         if not np.array_equal(self.emulation.read(self.victim, np.uint64), self.secret):
             self.emulation.device.write(self.victim.address, self.secret.tobytes(), self.emulation.stream)
             yield "the victim's buffer has changed"
-        if self.emulation.read(self.flag)[0] != stop:
-            yield "the stop flag has changed"
-        if self.emulation.read(self.status)[0] not in {0, STOPPED, TRAPPED}:
+        flag, (status, request) = self.emulation.read(self.flag)[0], self.emulation.read(self.status)
+        if request != stop:
+            yield "the request to stop has changed"
+        if status not in {0, STOPPED, TRAPPED}:
             yield "the status word holds what no guard writes"
+        if flag != status and 0 in {flag, status}:
+            yield "flag and status do not agree"
         for region in (self.window.own, self.window.data):
             if np.isin(self.window.bytes_of(region).view(np.uint64), self.secret).any():
                 yield "the victim's data are in the attacker's memory"

@@ -63,11 +63,12 @@ LAUNCH_DATA: Final = 4
 LAUNCH_DEADLINE: Final = 8
 """u64: the value of ``%globaltimer`` after which the launch stops."""
 LAUNCH_FLAG: Final = 16
-"""u64: address of two u32 in device memory: the launch stops when the first is not 0; for the other see `FLAG_TOLD`."""
-FLAG_TOLD: Final = 4
-"""Offset behind the flag: u32, not 0 once the status was written."""
+"""u64: address of a u32 in device memory: not 0 once a thread of the session has stopped, and the others have to."""
 LAUNCH_STATUS: Final = 24
-"""u64: address of a u32 that the host can read: a thread that stops writes one of `STOPPED` and `TRAPPED`."""
+"""u64: address of two u32 of the host's: a thread that stops writes one of `STOPPED` and `TRAPPED`, unless another was
+seen to have done it; for the second see `STATUS_REQUEST`."""
+STATUS_REQUEST: Final = 4
+"""Offset behind the status: u32, which the host sets to tell kernels to stop."""
 LAUNCH_SHARED: Final = 32
 """u32: bytes of shared memory of the launch, a multiple of 16, where the kernel does not say them itself."""
 LAUNCH_FRAME: Final = 36
@@ -76,6 +77,11 @@ LAUNCH_DYNAMIC: Final = 40
 """u32: bytes of dynamic shared memory that the launch asked for."""
 LAUNCH_ZERO: Final = 44
 """u32: 0, which ptxas does not know."""
+
+TURN_SHIFT: Final = 19
+TURNS: Final = 16
+"""A block looks at the host's word in one of so many turns of 2^`TURN_SHIFT` ns: once in 8.4 ms, for it costs a way
+over the bus."""
 
 STOPPED: Final = 1
 TRAPPED: Final = 2

@@ -17,7 +17,6 @@ from tensorwasm.ptx.guarded import (
     DATA,
     FAMILIES,
     FIRST_VALUES,
-    FLAG_TOLD,
     FRAME,
     FUEL,
     FUEL_COMMON,
@@ -42,12 +41,15 @@ from tensorwasm.ptx.guarded import (
     SHARED,
     SHARED_TOP,
     SIZE,
+    STATUS_REQUEST,
     STEP,
     STOP,
     STOPPED,
     TEST,
     TRAP,
     TRAPPED,
+    TURN_SHIFT,
+    TURNS,
     WHOLE_WARP,
     WORD,
     ZERO,
@@ -113,7 +115,7 @@ def prologue(
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
-        made += _poll(flag=False)
+        made += [*_late(), instruction("bra", Name(STOP), when=TEST)]
     if arrays.local_bytes and not entry:
         made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
     elif arrays.local_bytes:
@@ -153,22 +155,39 @@ def _clear(bits: int, name: str) -> Instruction:
     return instruction(f"mov.b{bits}", Name(name), Int(0))
 
 
-def _poll(*, flag: bool) -> list[Statement]:
-    """Return the check of the deadline, and of the flag; `SEEN` and `TEST` are overwritten."""
-    made = [
+def _late() -> list[Statement]:
+    """Return the check of the deadline: `TEST` says whether the thread has to stop."""
+    return [
         instruction("mov.u64", NOW, Name("%globaltimer")),
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
         instruction("setp.gt.u64", TEST, NOW, LIMIT),
-        instruction("bra", Name(STOP), when=TEST),
     ]
-    if flag:
-        made += [
-            instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
-            instruction("ld.volatile.global.u32", SEEN, Address(LIMIT)),
-            instruction("setp.ne.u32", TEST, SEEN, Int(0)),
-            instruction("bra", Name(STOP), when=TEST),
-        ]
-    return list(made)
+
+
+def _asked_to_stop() -> list[Statement]:
+    """Return the check of the flag, in the block's turn of the host's word, and of the deadline.
+
+    `TEST` says whether the thread has to stop; `SEEN` and `WORD` are overwritten. The host does not write the flag: a
+    copy to the device may wait behind the very kernels that are to stop. Who sees the host's word sets the flag.
+    """
+    return [
+        instruction("mov.u64", NOW, Name("%globaltimer")),
+        instruction("cvt.u32.u64", SEEN, NOW),
+        instruction("shr.u32", SEEN, SEEN, Int(TURN_SHIFT)),
+        instruction("mov.u32", WORD, Name("%ctaid", "x")),
+        instruction("add.u32", SEEN, SEEN, WORD),
+        instruction("and.b32", SEEN, SEEN, Int(TURNS - 1)),
+        instruction("setp.eq.u32", TEST, SEEN, Int(0)),
+        instruction("mov.u32", SEEN, Int(0)),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
+        instruction("ld.volatile.global.u32", SEEN, Address(LIMIT, STATUS_REQUEST), when=TEST),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
+        instruction("ld.volatile.global.u32", WORD, Address(LIMIT)),
+        instruction("or.b32", SEEN, SEEN, WORD),
+        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
+        instruction("setp.gt.u64", TEST, NOW, LIMIT),
+        instruction("setp.ne.or.u32", TEST, SEEN, Int(0), TEST),
+    ]
 
 
 def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
@@ -335,7 +354,11 @@ def epilogue(polls: Sequence[Poll], *, stops: bool, traps: bool) -> list[Stateme
     for number, poll in enumerate(polls):
         made.append(Label(poll_label(number)))
         made.append(instruction("mov.u32", poll.fuel, Int(0)))
-        made += _leaving_poll(poll, number) if poll.leaves else [*_poll(flag=True), instruction("bra", Name(poll.back))]
+        made += _asked_to_stop()
+        if poll.leaves:
+            made += _leave(poll, number)
+        else:
+            made += [instruction("bra", Name(STOP), when=TEST), instruction("bra", Name(poll.back))]
     stops = stops or not all(poll.leaves for poll in polls)
     for label, wanted, code in ((STOP, stops, STOPPED), (TRAP, traps, TRAPPED)):
         if wanted:
@@ -343,15 +366,9 @@ def epilogue(polls: Sequence[Poll], *, stops: bool, traps: bool) -> list[Stateme
     return made
 
 
-def _leaving_poll(poll: Poll, number: int) -> list[Statement]:
-    """Return a poll after which a thread that has to stop leaves its loop; its fuel stays used up."""
+def _leave(poll: Poll, number: int) -> list[Statement]:
+    """Return how a thread that has to stop leaves its loop; its fuel stays used up."""
     return [
-        instruction("mov.u64", NOW, Name("%globaltimer")),
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
-        instruction("setp.gt.u64", TEST, NOW, LIMIT),
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
-        instruction("ld.volatile.global.u32", SEEN, Address(LIMIT)),
-        instruction("setp.ne.or.u32", TEST, SEEN, Int(0), TEST),
         Instruction("bra", (), (Name(poll.back),), Guard(TEST, negated=True)),
         *_tell(STOPPED),
         instruction("mov.u32", poll.fuel, Int(FUEL)),
@@ -367,10 +384,10 @@ def _tell(code: int) -> list[Statement]:
     """
     return [
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
-        instruction("ld.relaxed.cta.global.u32", SEEN, Address(LIMIT, FLAG_TOLD)),
+        instruction("ld.relaxed.cta.global.u32", SEEN, Address(LIMIT)),
         instruction("setp.eq.u32", TEST, SEEN, Int(0)),
         instruction("mov.u32", SEEN, Int(code)),
-        instruction("st.volatile.global.u32", Address(LIMIT, FLAG_TOLD), SEEN, when=TEST),
+        instruction("st.volatile.global.u32", Address(LIMIT), SEEN, when=TEST),
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
         instruction("st.volatile.global.u32", Address(LIMIT), SEEN, when=TEST),
     ]

@@ -87,7 +87,7 @@ def run(memory, case, text):
         shared_bytes = text.shared_bytes(case.shared_bytes)
         image = text.image(window.base + DATA_AT)
         window.bytes_of(window.own)[DATA_AT - OWN_AT :][: len(image)] = np.frombuffer(image, np.uint8)
-        none = emulation.buffer([0] * 3)
+        none = emulation.buffer([0] * 4)
         words = window.base, DATA_AT, NEVER_NS, none.address, none.address + 8
         values.append(launch_parameter(*words, shared_bytes, case.shared_bytes))
         text = text.text

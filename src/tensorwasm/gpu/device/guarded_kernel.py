@@ -109,8 +109,8 @@ def launch_parameter(
         window: address of the session's window.
         data: offset in it of the module's variables.
         deadline_ns: on the device's clock, ``%globaltimer``.
-        flag: address of the word that stops the session's kernels.
-        status: address of the word in which they say why they stopped.
+        flag: address of the word through which the session's kernels stop each other.
+        status: address of the word in which they say why they stopped, before the one that tells them to.
         shared_bytes: dynamic shared memory of the launch.
         dynamic_bytes: what of it the launch asked for itself.
     """

@@ -181,10 +181,6 @@ class SessionWindow:
         if self._linear is not None:
             self._linear.clear(stream)
 
-    def stop_kernels(self) -> None:
-        """Tell the session's kernels to stop; see `StopWords.stop`."""
-        self._owner.stops.stop(self.stop)
-
     def give_back(self) -> list[Exception]:
         """End the session's use: nothing in flight reaches the window any more. Return what the device raised.
 

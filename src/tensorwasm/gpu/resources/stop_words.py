@@ -1,8 +1,9 @@
 """The words through which guarded kernels of a session are told to stop, and say why they did.
 
-A kernel reads its session's flag every few hundred microseconds, in device memory, where that costs next to nothing; it
-writes its session's status once, in host memory, where the host reads it without a call of the driver. Neither word
-lies in any session's window.
+Host memory holds a request to stop, which a kernel reads now and then (`tensorwasm.ptx.guarded.TURNS`), and the status
+that it writes when it stops: neither takes a call of the driver, which could wait behind the kernels. A flag in device
+memory, which kernels read and write every few hundred microseconds, tells the others of the session. None of them lies
+in any session's window.
 """
 
 from __future__ import annotations
@@ -14,34 +15,42 @@ from typing import Final
 
 from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.gpu.memory import pages
-from tensorwasm.ptx.guarded import FLAG_TOLD
+from tensorwasm.ptx.guarded import STATUS_REQUEST
 from tensorwasm.values import Deadline, Region
 
 _WORD_BYTES: Final = 4
-_FLAG_BYTES: Final = FLAG_TOLD + _WORD_BYTES
+_STATUS_BYTES: Final = STATUS_REQUEST + _WORD_BYTES
 _FLAG_STRIDE_BYTES: Final = 32
 """A sector of the GPU's second-level cache."""
 _STATUS_STRIDE_BYTES: Final = 64
 _BLOCK_WORDS: Final = 1024
-_STOP_LIMIT_S: Final = 1.0
+_CLEARING_LIMIT_S: Final = 1.0
 
 
 class StopWord:
-    """The two words of one session.
+    """The words of one session.
 
     Attributes:
-        flag_at: address of the flag, on the device, and of what kernels keep behind it.
-        status_at: address of the status, on the device and on the host.
-        stopping: whether the flag was set.
+        flag_at: address of the flag, on the device.
+        status_at: address of status and request, on the device and on the host.
     """
 
-    __slots__ = ("_status", "flag_at", "status_at", "stopping")
+    __slots__ = ("_request", "_status", "flag_at", "status_at")
 
     def __init__(self, flag_at: int, status_at: int) -> None:
         self.flag_at = flag_at
         self.status_at = status_at
-        self.stopping = False
         self._status = ctypes.c_uint32.from_address(status_at)
+        self._request = ctypes.c_uint32.from_address(status_at + STATUS_REQUEST)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the session's kernels are to stop, those that begin later too. Waits for none of them."""
+        return self._request.value != 0
+
+    @stopping.setter
+    def stopping(self, wanted: bool) -> None:
+        self._request.value = wanted
 
     @property
     def status(self) -> int:
@@ -51,12 +60,12 @@ class StopWord:
     @property
     def regions(self) -> tuple[Region, Region]:
         """What kernels may touch of it."""
-        flag = Region(self.flag_at, _FLAG_BYTES, host=False)
-        return flag, Region(self.status_at, _WORD_BYTES, host=True)
+        flag = Region(self.flag_at, _WORD_BYTES, host=False)
+        return flag, Region(self.status_at, _STATUS_BYTES, host=True)
 
     def forget(self) -> None:
-        """Set the status back."""
-        self._status.value = 0
+        """Set request and status back."""
+        self._status.value = self._request.value = 0
 
 
 class StopWords:
@@ -86,24 +95,14 @@ class StopWords:
             self._taken += 1
             return self._idle.pop()
 
-    def stop(self, word: StopWord) -> None:
-        """Tell the session's kernels to stop, those that begin later too. Waits for none of them.
-
-        Raises:
-            InvokeTimeout: the device did not come to it within a second.
-        """
-        word.stopping = True
-        self._write(word, (1).to_bytes(_WORD_BYTES, "little"))
-
     def clear(self, word: StopWord) -> None:
-        """Set both words back. Nothing of the session runs any more.
+        """Set all words back. Nothing of the session runs any more.
 
         Raises:
             InvokeTimeout: the device did not come to it within a second.
         """
-        if word.stopping or word.status:
-            self._write(word, bytes(_FLAG_BYTES))
-            word.stopping = False
+        if word.status:  # who writes it has written the flag
+            self._device.write(word.flag_at, bytes(_WORD_BYTES), None, Deadline.after(_CLEARING_LIMIT_S))
         word.forget()
 
     def give(self, word: StopWord) -> None:
@@ -127,9 +126,6 @@ class StopWords:
             else:
                 pages.give_back(statuses_at)
         return failures
-
-    def _write(self, word: StopWord, data: bytes) -> None:
-        self._device.write(word.flag_at, data, None, Deadline.after(_STOP_LIMIT_S))
 
     def _add_block(self) -> None:
         size_bytes = _BLOCK_WORDS * _STATUS_STRIDE_BYTES

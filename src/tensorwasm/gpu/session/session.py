@@ -333,7 +333,7 @@ class Session:
             cleared = self._is_cleared()
             stopped = self.graphs.stop()
             if core.window is not None and core.layout.pending:
-                stopped += attempt(core.window.stop_kernels)
+                core.window.stop.stopping = True
             ended, trusted = core.work.has_ended()
             ended = ended and cleared
             if ended:

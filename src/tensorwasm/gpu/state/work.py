@@ -185,16 +185,17 @@ class SessionWork:
 
     def _drain(self, stream: SessionStream, deadline: Deadline) -> None:
         """Wait for one stream; guarded kernels of graphs that are late are stopped, and not the device given up."""
-        if self._window is None or not self.streams.busy(stream):
-            return self._await(stream, deadline)
         self.note_replays()
         due = self._replays_due
-        if due is not None and due.at_ns is not None and not due.expired():
+        if self._window is not None and due is not None and due.at_ns is not None and self.streams.busy(stream):
             with suppress(InvokeTimeout):
-                return self._await(stream, deadline.earlier(due))
-        if due is not None and due.expired():
-            self._window.stop_kernels()
-        return self._await(stream, deadline)
+                self._await(stream, deadline.earlier(due))
+            told = self._window.stop.stopping
+            self._window.stop.stopping = told or due.expired()
+            self._await(stream, deadline)
+            self._window.stop.stopping = told  # what comes later is not late
+        else:
+            self._await(stream, deadline)
 
     def _await(self, stream: SessionStream, deadline: Deadline) -> None:
         if self.streams.busy(stream):
@@ -228,8 +229,7 @@ class SessionWork:
 
     def idle(self) -> bool:
         """Return whether no stream has anything to do; never waits."""
-        ended = [self.ended(stream) for stream in self.streams]  # each is asked: that lets it run
-        return all(ended)
+        return not [stream for stream in self.streams if not self.ended(stream)]  # each is asked: that lets it run
 
     def conclude(self, stream: SessionStream) -> None:
         """Count all work of a stream as ended, because the device has notified of it; never waits.

@@ -92,7 +92,7 @@ def test_races_in_shared_memory_are_none(exam):
     assert exam.run(ONE, GuardedText(attack(body, guarded=True))).violations == ()
 
 
-def test_a_kernel_that_polls_stops_at_the_deadline_and_at_the_flag(exam):
+def test_a_kernel_that_polls_stops_at_the_deadline_and_when_it_is_told_to(exam):
     body = """
 ld.param.u64 %rd3, [__tw_launch+8];
 ld.param.u64 %rd4, [__tw_launch+16];
@@ -100,9 +100,10 @@ ld.param.u64 %rd5, [__tw_launch+24];
 again:
 mov.u64 %rd6, %globaltimer;
 setp.gt.u64 %p1, %rd6, %rd3;
-ld.volatile.global.u32 %r1, [%rd4];
+ld.volatile.global.u32 %r1, [%rd5+4];
 setp.ne.or.u32 %p1, %r1, 0, %p1;
 @!%p1 bra again;
+st.global.u32 [%rd4], 1;
 st.global.u32 [%rd5], 1;
 """
     for stop in (False, True):
@@ -110,10 +111,10 @@ st.global.u32 [%rd5], 1;
         assert (outcome.violations, outcome.stopped) == ((), True)
 
 
-def test_writing_the_flag_or_the_status_word_is_noticed(exam):
-    for offset in (16, 24):
-        body = f"ld.param.u64 %rd3, [__tw_launch+{offset}]; st.global.u32 [%rd3], 5;"
-        assert len(exam.run(ONE, GuardedText(attack(body, guarded=True))).violations) == 1
+def test_writing_the_flag_the_status_or_the_request_is_noticed(exam):
+    for offset, place in ((16, 0), (24, 0), (24, 4)):
+        body = f"ld.param.u64 %rd3, [__tw_launch+{offset}]; st.global.u32 [%rd3+{place}], 5;"
+        assert exam.run(ONE, GuardedText(attack(body, guarded=True))).violations
 
 
 @pytest.mark.parametrize(
