@@ -8,6 +8,8 @@ times, and a third loads new kernels without end. On the emulator there are few 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -123,11 +125,13 @@ def _beside_neighbours(device: str, seconds: float, *, real: bool) -> Iterator[F
         with _flood(lambda: _answer(executor, long)), _flood(lambda: _answer(executor, _loader(next(numbers)))):
             beside_ms = _steady(executor, small, seconds)
         loads = next(numbers) - 1
+        lost_s = _lost(executor, small)
     yield sampled("a small kernel through a worker, alone", "ms", alone_ms)
     shown = "a small kernel beside one of 5 s at all times and a loader of new kernels"
     yield Figure(f"{shown}, p99", "ms", p99(beside_ms), 0.0, len(beside_ms), bar=30.0 if real else None)
     yield Figure(f"{shown}, longest", "ms", max(beside_ms), 0.0, len(beside_ms))
     yield Figure("new kernels that were loaded meanwhile", "", loads, 0.0, 1)
+    yield Figure("from the end of the worker's process to an answer of the next one", "s", lost_s, 0.0, 1, bar=3.0)
 
 
 _CUDA: Final = Grants(cuda=True)
@@ -143,6 +147,18 @@ def _answer(executor: WorkerExecutor, request: Request) -> float:
     with suppress(TensorWasmError):
         executor.submit(request).result()
     return 1000 * (time.perf_counter() - began_s)
+
+
+def _lost(executor: WorkerExecutor, request: Request) -> float:
+    """Kill the processes of all workers, and return the seconds until a request is answered again."""
+    for worker in executor.workers():
+        if worker.pid is not None:
+            os.kill(worker.pid, signal.SIGKILL)
+    began_s = time.perf_counter()
+    while True:
+        with suppress(TensorWasmError):  # the call that finds out
+            if executor.submit(request).result().values == (0,):
+                return time.perf_counter() - began_s
 
 
 def _steady(executor: WorkerExecutor, request: Request, seconds: float) -> list[float]:

@@ -125,7 +125,10 @@ class WindowHeap:
             self.spare()
             found = self._free.take(size_bytes)
         if found is None:
-            raise QuotaExceeded(f"no {size_bytes} bytes in one piece are left in a window of {WINDOW_BYTES}")
+            raise QuotaExceeded(
+                f"no {size_bytes} bytes in one piece are left of the {WINDOW_BYTES} that a session has under guarded "
+                "isolation; the operator can give more with isolation='process'"
+            )
         return self._window.address + found[0]
 
     def unreserve(self, address: int, size_bytes: int) -> None:

@@ -256,7 +256,10 @@ class SessionKernels(RecordingPart):
         guarded = kernel.shared.guarded
         if guarded is not None:
             if math.prod(config.grid) > MAX_GUARDED_BLOCKS:
-                raise InvalidDimensions(f"grid {config.grid}: at most {MAX_GUARDED_BLOCKS} blocks of a guarded kernel")
+                raise InvalidDimensions(
+                    f"grid {config.grid}: a guarded kernel has at most {MAX_GUARDED_BLOCKS} blocks a launch; "
+                    "launch it in parts"
+                )
             if not guarded.verified.takes(config.block):
                 raise InvalidDimensions(
                     f"block {config.block}: threads of this kernel wait for their warp, so it takes whole warps of 32 "
