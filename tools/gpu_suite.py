@@ -73,13 +73,13 @@ SUITES = (
         600,
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
-    # Of 17,000 some 10,500 are accepted and run.
+    # A little more than half of them are accepted and run.
     Suite("guard", ("tools/guard_exam.py", "--kernels", "18000", "--report", "{report}"), 595, tests=False),
     Suite("guard-cost", ("tools/guard_bench.py", "--report", "{report}"), 595, tests=False),
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(
         Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)
-        for name in ("job", "dispatch", "memory", "quota", "tenants", "waiting")
+        for name in ("job", "dispatch", "memory", "quota", "shares", "tenants", "waiting")
     ),
 )
 

@@ -7,6 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Final, Literal
 
+MAX_WEIGHT: Final = 1000
+"""Greatest share of a tenant while tenants wait for one another; the least is 1."""
+
 MIB: Final = 1 << 20
 OLDEST_PTX: Final = (6, 0)
 NEWEST_PTX: Final = (9, 5)

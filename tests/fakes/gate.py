@@ -11,6 +11,11 @@ class Sitter:
 
     idle: bool = False
     asked: int = 0
+    tenant: str = "ann"
+    suspended: int = 0
+
+    def suspend(self) -> None:
+        self.suspended += 1
 
     def release_if_idle(self) -> bool:
         self.asked += 1

@@ -39,7 +39,10 @@ from tensorwasm.runtime.workers.frames import (
     SickFrame,
     Splitter,
     StopFrame,
+    TurnEndFrame,
+    TurnFrame,
     UnfitFrame,
+    WishFrame,
     encode,
 )
 
@@ -63,6 +66,7 @@ class Puppet:
         self.lock = threading.Lock()
         self.beats = 0
         self.held = []
+        self.wishes = {}
         self.beating = True
         self.setup = None
 
@@ -181,6 +185,25 @@ class Puppet:
     def do_foreign_long(self, call):
         self.send(LongWorkFrame("somebody-else"))
 
+    def do_foreign_wish(self, call):
+        self.send(WishFrame((call.tenant, "somebody-else")))
+
+    def do_wish(self, call):
+        """Keep the device busy until the tenant has had a turn, which is shown."""
+        self.wishes[call.tenant] = call
+        self.send(WishFrame(tuple(self.wishes)))
+
+    def do_greedy(self, call):
+        """Keep the device busy without end, and begin to when this is answered."""
+        self.send(WishFrame((call.tenant,)), self.done(call))
+
+    def take_turn(self, frame):
+        call = self.wishes.pop(frame.tenant, None)
+        if call is not None:
+            told = json.dumps({"number": frame.number, "length_ns": frame.length_ns}).encode()
+            ends = TurnEndFrame(frame.number), WishFrame(tuple(self.wishes))
+            self.send(OutputFrame(call.request, "stdout", told), self.done(call), *ends)
+
     def do_setup(self, call):
         """Say what it was told to be."""
         names = "device", "multiprocessors", "place", "jit", "isolation"
@@ -211,6 +234,8 @@ def serve(descriptor):
                 puppet.beat(frame.beat_s)
             elif isinstance(frame, InvokeFrame):
                 puppet.obey(frame)
+            elif isinstance(frame, TurnFrame):
+                puppet.take_turn(frame)
             elif isinstance(frame, StopFrame):
                 os._exit(0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, Request
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.values import MEMORY_KINDS, Limits
+from tensorwasm.values import MAX_WEIGHT, MEMORY_KINDS, Limits
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 counts = st.integers(0, 1 << 40) | st.just(MAX_COUNT)
@@ -50,6 +50,7 @@ requests = st.builds(
     deadline_s=st.none() | seconds,
     memory_kind=st.none() | st.sampled_from(MEMORY_KINDS),
     gpu_bytes=st.none() | counts,
+    weight=st.integers(1, MAX_WEIGHT),
 )
 
 strange = st.one_of(

@@ -28,6 +28,7 @@ from tensorwasm.errors import (
     InvalidWasm,
     InvokeTimeout,
 )
+from tensorwasm.gpu.limits.turns import TURN_NS
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.executor.request import Request
@@ -250,6 +251,7 @@ MISCHIEF = (
     ("twice", "protocol"),
     ("foreign", "protocol"),
     ("foreign_long", "protocol"),
+    ("foreign_wish", "protocol"),
     ("other", "protocol"),
     ("misfit", "protocol"),
     ("flood", "protocol"),
@@ -359,6 +361,25 @@ def test_a_cap_on_memory_leaves_out_what_a_tenant_holds_in_the_other_worker(guar
     assert told(guarded, "ann", gpu_bytes=10_000, **CUDA)["gpu_bytes"] == 10_000 - 4096
     assert told(guarded, "bob", gpu_bytes=10_000, **CUDA)["gpu_bytes"] == 10_000
     held.stop()
+
+
+def test_tenants_who_keep_the_device_busy_in_two_workers_have_turns_by_their_weights(guarded):
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    ann = ask(guarded, "wish", "ann", weight=3, **CUDA)
+    bob = ask(guarded, "wish", "bob", weight=2, **CUDA)
+    first, second = (json.loads(each.result(SOON_S).stdout) for each in (ann, bob))
+    assert len(guarded.workers()) == 2
+    assert {first["number"], second["number"]} == {1, 2}
+    assert (first["length_ns"], second["length_ns"]) == (3 * TURN_NS, 2 * TURN_NS)
+
+
+def test_the_turn_of_a_worker_that_is_lost_is_over(guarded):
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    ask(guarded, "greedy", "ann", **CUDA).result(SOON_S)
+    bob = ask(guarded, "wish", "bob", **CUDA)
+    ask(guarded, "kill", "ann", **CUDA).exception(SOON_S)
+    cyn = ask(guarded, "wish", "cyn", **CUDA)  # bob alone would wait for no turn
+    assert {json.loads(each.result(SOON_S).stdout)["length_ns"] for each in (bob, cyn)} == {TURN_NS}
 
 
 def test_tenants_whose_requests_a_fault_ended_have_workers_of_their_own_from_then_on(guarded):

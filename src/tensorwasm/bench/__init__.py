@@ -12,6 +12,7 @@ from typing import Final
 from tensorwasm.bench.device.dispatch import measure_dispatch, measure_job, measure_memory
 from tensorwasm.bench.device.emulator import measure_emulator
 from tensorwasm.bench.device.quota import measure_quota
+from tensorwasm.bench.device.shares import measure_shares
 from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
@@ -34,6 +35,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "soak": measure_soak,
     "start": measure_start,
     "tenants": measure_tenants,
+    "shares": measure_shares,
     "waiting": measure_waiting,
 }
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""

@@ -83,6 +83,11 @@ class SharedDevice:
         self._resources.long_work.notice = notice
 
     @property
+    def gate(self) -> Gate:
+        """The gate that all work for the device passes."""
+        return self._resources.gate
+
+    @property
     def info(self) -> DeviceInfo:
         """What the device is."""
         return self.device.info

@@ -19,7 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvalidRequest, QuotaExceeded
-from tensorwasm.values import MIB
+from tensorwasm.values import MAX_WEIGHT, MIB
 
 HELD: Final[dict[str, str]] = {
     "instances": "instances alive at a time, those of idle sessions in memory too",
@@ -337,9 +337,6 @@ def parse_caps(text: str) -> dict[str, int]:
             raise InvalidArgs(f"a cap is NAME=NUMBER, of {', '.join(CAPS)}, not {entry[:64]!r}")
         caps[name] = int(number)
     return caps
-
-
-MAX_WEIGHT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 
 def test_a_permit_that_was_not_used_is_returned_with_its_session():
     gate = Gate(1)
-    first, second = (GatePermit(gate, SessionLayoutWriter(SessionLayout()), lambda: True) for _ in range(2))
+    first, second = (GatePermit(gate, SessionLayoutWriter(SessionLayout()), lambda: True, "ann") for _ in range(2))
     first.take(NEVER)
     assert second.join(lambda: None, NEVER)
     first.leave()

@@ -31,7 +31,7 @@ GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 def share_of(capacity: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits, SessionLayoutWriter]:
     layout = SessionLayoutWriter(SessionLayout())
-    share = QueueCredits(capacity, layout, lambda: not layout.pending)
+    share = QueueCredits(capacity, layout, lambda: not layout.pending, "ann")
     share.bound()
     layout.count_started(layout.open_stream(0, 1), pending)
     return share, layout
@@ -39,7 +39,7 @@ def share_of(capacity: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits
 
 def test_a_session_without_a_bound_has_room_for_anything():
     capacity, layout = QueueCapacity(0, 0), SessionLayoutWriter(SessionLayout())
-    share = QueueCredits(capacity, layout, lambda: not layout.pending)
+    share = QueueCredits(capacity, layout, lambda: not layout.pending, "ann")
     assert share.fits(1 << 40)
     assert layout.most_pending == UNBOUNDED
     share.offer()

@@ -30,7 +30,7 @@ def test_every_valid_request_arrives_unchanged(request_):
     arrived = Counter._request(SimpleNamespace(_blobs=blobs), read)
     check_request(arrived)
     limits = replace(request_.limits, wall_s=float(request_.limits.wall_s))
-    assert repr(arrived) == repr(replace(request_, limits=limits, deadline_s=None))
+    assert repr(arrived) == repr(replace(request_, limits=limits, deadline_s=None, weight=1))
     assert (arrived.module, arrived.stdin, arrived.input) == (request_.module, request_.stdin, request_.input)
 
 

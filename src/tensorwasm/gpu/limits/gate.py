@@ -20,6 +20,13 @@ _ASK_S: Final = 0.005
 class Holder(Protocol):
     """What has or wants a permit. Compared by identity."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+
+    def suspend(self) -> None:
+        """Have compiled code ask here before it gives more work. Called by the gate, on any thread; must not wait."""
+
     def release_if_idle(self) -> bool:
         """Give the permit up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
 
@@ -35,6 +42,8 @@ class Gate:
     that have nothing on the GPU lose their permits. Compiled code looks at its permit without a lock: a permit may be
     used twice for the length of one launch, if it is taken back at that very moment.
 
+    Tenants can be held: their work that is on the GPU goes on, and they begin no other until they are held no more.
+
     Args:
         capacity: how many; 0 refuses all.
         start: has `ask` called now and then, until that returns that the queue is empty. Returns whether it could.
@@ -46,6 +55,7 @@ class Gate:
         self._asked = False
         self._holders: dict[Holder, None] = {}
         self._queue: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
+        self._held: frozenset[str] = frozenset()
         # Reentrant: garbage may be collected while it is held, and that may end a session.
         self._lock = threading.RLock()
 
@@ -106,7 +116,7 @@ class Gate:
             if self._admit(holder, asking=True):
                 return False
             if self._capacity == 0 or until.expired():
-                raise self._refusal()
+                raise self._refusal(holder)
             self._asked = self._asked or self._start(self)
             self._queue[holder] = notify
             return True
@@ -115,7 +125,7 @@ class Gate:
         """Leave the queue; raises `CapacityExhausted` unless the permit came before."""
         with self._lock:
             if self._queue.pop(holder, None) is not None:
-                raise self._refusal()
+                raise self._refusal(holder)
 
     def leave(self, holder: Holder) -> None:
         """Give a permit back, or leave the queue. Does nothing if the holder has lost the permit already."""
@@ -131,7 +141,7 @@ class Gate:
         with self._lock:
             granted = self._hand_over()
             for holder in tuple(self._holders):
-                if not self._queue:
+                if not self._wanted():
                     break
                 if holder.release_if_idle():
                     self._holders.pop(holder, None)
@@ -141,13 +151,35 @@ class Gate:
             notify()
         return goes_on
 
+    def hold(self, tenants: frozenset[str]) -> None:
+        """Hold these tenants, and no others, from now on."""
+        with self._lock:
+            self._held = tenants
+            for holder in self._holders:
+                if holder.tenant in tenants:
+                    holder.suspend()
+            granted = self._hand_over()
+        for notify in granted:
+            notify()
+
+    def holders(self) -> tuple[tuple[Holder, ...], tuple[Holder, ...]]:
+        """Return who has a permit, and who waits for one."""
+        with self._lock:
+            return tuple(self._holders), tuple(self._queue)
+
     def _admit(self, holder: Holder, *, asking: bool) -> bool:
+        if holder.tenant in self._held:
+            return False
         if holder in self._holders:
             return True
-        if self._queue or not (len(self._holders) < self._capacity or (asking and self._take_back())):
+        if self._wanted() or not (len(self._holders) < self._capacity or (asking and self._take_back())):
             return False
         self._holders[holder] = None
         return True
+
+    def _wanted(self) -> bool:
+        """Return whether somebody waits for a permit who is not held."""
+        return any(holder.tenant not in self._held for holder in self._queue)
 
     def _take_back(self) -> bool:
         for holder in tuple(self._holders):
@@ -159,13 +191,18 @@ class Gate:
     def _hand_over(self) -> list[Callable[[], object]]:
         """Give free permits to the first of the queue; return what notifies them."""
         granted = []
-        while self._queue and len(self._holders) < self._capacity:
-            holder, notify = self._queue.popitem(last=False)
+        for holder in tuple(self._queue):
+            if holder.tenant in self._held:
+                continue
+            if holder not in self._holders and len(self._holders) >= self._capacity:
+                break
+            granted.append(self._queue.pop(holder))
             self._holders[holder] = None
-            granted.append(notify)
         return granted
 
-    def _refusal(self) -> CapacityExhausted:
+    def _refusal(self, holder: Holder) -> CapacityExhausted:
+        if holder.tenant in self._held:
+            return CapacityExhausted("the GPU was other tenants' until the work had no time left")
         return CapacityExhausted(f"all {self._capacity} permits for concurrent GPU work are taken")
 
 
@@ -198,6 +235,16 @@ class NoPermit(Exception):
     """There is no permit now, and the caller does not wait on its thread. All is as before: to be tried again."""
 
 
+class IdleQuestion(Protocol):
+    """Asks whether a session has nothing on its device any more."""
+
+    def __call__(self) -> bool:
+        """Return whether; False also if it was asked a short time ago."""
+
+    def at_once(self) -> bool:
+        """Return whether, however often this is asked."""
+
+
 class GatePermit:
     """A permit, held from before a launch's arguments are read until the streams have drained.
 
@@ -210,15 +257,17 @@ class GatePermit:
     Args:
         gate: of the process.
         layout: has the count of pending work, and shows compiled code the permit.
-        idle: returns whether the session has nothing on the device.
+        idle: asks whether the session has nothing on the device.
+        tenant: whose session it is.
 
     Attributes:
         rejected: how often there was none.
     """
 
-    __slots__ = ("_gate", "_idle", "_layout", "_needed", "_patient", "rejected")
+    __slots__ = ("_gate", "_idle", "_layout", "_needed", "_patient", "rejected", "tenant")
 
-    def __init__(self, gate: Gate, layout: SessionLayoutWriter, idle: Callable[[], bool]) -> None:
+    def __init__(self, gate: Gate, layout: SessionLayoutWriter, idle: IdleQuestion, tenant: str) -> None:
+        self.tenant = tenant
         self._gate = gate
         self._idle = idle
         self._layout = layout
@@ -266,6 +315,18 @@ class GatePermit:
     def keep(self) -> None:
         """Keep the permit for good: work that never ends is on the GPU."""
         self._needed = True
+
+    def suspend(self) -> None:
+        """See `tensorwasm.gpu.limits.gate.Holder`."""
+        self._layout.placed = False
+
+    def runs(self) -> bool:
+        """Return whether the session has work on the device now. Any thread may ask."""
+        return self._layout.pending > 0 and not self._idle.at_once()
+
+    def given(self) -> tuple[int, int, int]:
+        """Return what grows whenever compiled code gives work."""
+        return self._layout.traffic
 
     def release_if_idle(self) -> bool:
         """See `tensorwasm.gpu.limits.gate.Holder`."""

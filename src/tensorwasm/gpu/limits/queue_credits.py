@@ -71,14 +71,18 @@ class QueueCredits:
         capacity: of the device.
         layout: has the count of pending work, and tells compiled code how much may be.
         idle: returns whether the session has nothing on the device.
+        tenant: whose session it is.
 
     Attributes:
         held: whether the session has its share.
     """
 
-    __slots__ = ("_bounded", "_capacity", "_idle", "_layout", "_lumps", "_needed", "held")
+    __slots__ = ("_bounded", "_capacity", "_idle", "_layout", "_lumps", "_needed", "held", "tenant")
 
-    def __init__(self, capacity: QueueCapacity, layout: SessionLayoutWriter, idle: Callable[[], bool]) -> None:
+    def __init__(
+        self, capacity: QueueCapacity, layout: SessionLayoutWriter, idle: Callable[[], bool], tenant: str
+    ) -> None:
+        self.tenant = tenant
         self._capacity = capacity
         self._idle = idle
         self._layout = layout
@@ -119,6 +123,10 @@ class QueueCredits:
         if self._bounded:
             self._capacity.gate.leave(self)  # first, so that the gate does not ask for it any more
             self._forget()
+
+    def suspend(self) -> None:
+        """See `Holder`."""
+        self._layout.most_pending = 0
 
     def release_if_idle(self) -> bool:
         """See `Holder`. What is pending then has ended, and is counted as ended when the guest asks."""

@@ -122,7 +122,8 @@ class SessionCore:
             window.heap.settle = self._settle
             writer.show_guard(window.address, window.stop.flag_at, window.stop.status_at)
             writer.show_timer(device.timer_offset_ns)
-        self.credits = QueueCredits(resources.queue_capacity, writer, IdleCheck(device, work.streams, writer))
+        idle = IdleCheck(device, work.streams, writer)
+        self.credits = QueueCredits(resources.queue_capacity, writer, idle, tenancy.tenant)
         self.events = EventTable()
         self.graphs = graphs = GraphTable(device, writer)
         self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind, window)

@@ -207,6 +207,10 @@ class IdleCheck:
         if now_ns < self._next_ns:
             return False
         self._next_ns = now_ns + LOOK_NS
+        return self.at_once()
+
+    def at_once(self) -> bool:
+        """Return whether the device says that all has ended."""
         try:
             return all(self._ended(stream) for stream in tuple(self._streams))
         except Exception:  # noqa: BLE001 - a lost device, or a stream that closes now: unknown, so not idle

@@ -79,7 +79,7 @@ class SessionWork:
         self._notifying: Stream | None = None
         self._failed = False  # set at the end of the session, where an error is not raised
         self.streams = StreamTable(device, resources.streams, layout, streams)
-        self.permit = GatePermit(resources.gate, layout, IdleCheck(device, self.streams, layout))
+        self.permit = GatePermit(resources.gate, layout, IdleCheck(device, self.streams, layout), tenant)
 
     @property
     def renewable(self) -> bool:

@@ -16,7 +16,7 @@ from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.values import MEMORY_KINDS, MIB, Limits, MemoryKind
+from tensorwasm.values import MAX_WEIGHT, MEMORY_KINDS, MIB, Limits, MemoryKind
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -70,6 +70,7 @@ class Request:
     # How kernels reach its linear memory; None takes the setting TENSOR_WASM_GPU_MEMORY.
     memory_kind: MemoryKind | None = None
     gpu_bytes: int | None = None  # the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there
+    weight: int = 1  # the tenant's share of a device's time while others want it too, relative to theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,8 @@ def check_request(request: Request) -> None:
     kind = request.memory_kind
     _require(kind is None or (type(kind) is str and kind in MEMORY_KINDS), f"memory_kind is {', '.join(MEMORY_KINDS)}")
     _require(request.gpu_bytes is None or _is_count(request.gpu_bytes), f"gpu_bytes is 0 to {MAX_COUNT}, or None")
+    weight_fits = type(request.weight) is int and 1 <= request.weight <= MAX_WEIGHT
+    _require(weight_fits, f"weight is 1 to {MAX_WEIGHT}")
     _require(request.deadline_s is None or _is_seconds(request.deadline_s), "deadline_s is in seconds, or None")
     weight = sum(_weigh_text(what, text) for what, text in _texts(request)) + _weigh_arguments(request.args)
     _require(weight <= TEXT_BYTES, f"texts and arguments have at most {TEXT_BYTES} bytes together")

@@ -26,13 +26,13 @@ from tensorwasm.runtime.workers.counter import Counter
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     BrokenFrame,
-    ParentLink,
     SetupFrame,
     StopFrame,
     UnfitFrame,
     WorkerFrame,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_device
+from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import SmPlacement
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -76,6 +76,7 @@ def _serve(link_to_parent: ParentLink, frames: Iterator[WorkerFrame], runtime: R
     stopped = threading.Event()
     if setup.isolation == "guarded":
         runtime.share().watch_long_work(counter.note_long_work)
+        counter.keep_turns(runtime.share().gate)
     beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)
     beats.start()
     for frame in frames:

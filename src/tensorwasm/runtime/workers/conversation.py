@@ -10,13 +10,13 @@ import logging
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import DeviceFault, DeviceLost
+from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import (
@@ -38,11 +38,14 @@ from tensorwasm.runtime.workers.frames import (
     SickFrame,
     Splitter,
     StopFrame,
+    TurnEndFrame,
+    TurnFrame,
     UnfitFrame,
+    WishFrame,
     WorkerFrame,
-    encode,
     split,
 )
+from tensorwasm.runtime.workers.outbox import Outbox
 from tensorwasm.runtime.workers.outcomes import clean
 from tensorwasm.runtime.workers.process import Process, describe_exit
 
@@ -101,47 +104,14 @@ class Owner(Protocol):
     def found_long(self, tenant: str) -> None:
         """Kernels of a tenant run long in the process."""
 
+    def wish(self, tenants: frozenset[str]) -> None:
+        """These tenants, and no others, keep the device busy in the process."""
+
+    def end_turn(self, number: int) -> None:
+        """The process has ended a turn."""
+
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
-
-
-class Outbox:
-    """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
-
-    def __init__(self) -> None:
-        self._frames: deque[Iterator[WorkerFrame]] = deque()
-        self._rest = memoryview(b"")
-
-    @property
-    def empty(self) -> bool:
-        """Whether all was sent."""
-        return not self._rest and not self._frames
-
-    def put(self, frames: Iterable[WorkerFrame]) -> None:
-        """Have frames sent, after those before."""
-        self._frames.append(iter(frames))
-
-    def flush(self, link: socket.socket) -> None:
-        """Send what the socket takes now.
-
-        Raises:
-            OSError: the other side has gone.
-        """
-        while self._rest or self._refill():
-            try:
-                sent = link.send(self._rest)
-            except BlockingIOError:
-                return
-            self._rest = self._rest[sent:]
-
-    def _refill(self) -> bool:
-        while self._frames:
-            frame = next(self._frames[0], None)
-            if frame is not None:
-                self._rest = memoryview(encode(frame))
-                return True
-            self._frames.popleft()
-        return False
 
 
 class Conversation:
@@ -204,6 +174,10 @@ class Conversation:
         """Tell the process that so many parts of a request's output were taken."""
         if flight.number in self.flights:
             self._outbox.put([CreditFrame(flight.number, parts)])
+
+    def order(self, order: TurnOrder) -> None:
+        """Tell the process whose turn on the device it is."""
+        self._outbox.put([TurnFrame(order.contested, order.number, order.tenant or None, order.length_ns)])
 
     def stop(self) -> None:
         """Have the process leave."""
@@ -300,16 +274,27 @@ class Conversation:
     def _take_beat(self, frame: BeatFrame) -> None:
         if frame.number != self._beats + 1:
             raise BrokenFrame(f"heartbeat {frame.number} after {self._beats}")
-        if unknown := [charge.tenant for charge in frame.charges if charge.tenant not in self._tenants]:
-            raise BrokenFrame(f"a charge of the tenant {unknown[0][:64]!r}, who has asked nothing of it")
+        for charge in frame.charges:
+            self._require_known(charge.tenant)
         self._beats = frame.number
         self.charges = {charge.tenant: (charge.device_bytes, charge.pinned_bytes) for charge in frame.charges}
         self._wait_for_beat()
 
     def _take_long_work(self, frame: LongWorkFrame) -> None:
-        if frame.tenant not in self._tenants:
-            raise BrokenFrame(f"long work of the tenant {frame.tenant[:64]!r}, who has asked nothing of it")
+        self._require_known(frame.tenant)
         self._owner.found_long(frame.tenant)
+
+    def _take_wish(self, frame: WishFrame) -> None:
+        for tenant in frame.tenants:
+            self._require_known(tenant)
+        self._owner.wish(frozenset(frame.tenants))
+
+    def _take_turn_end(self, frame: TurnEndFrame) -> None:
+        self._owner.end_turn(frame.number)
+
+    def _require_known(self, tenant: str) -> None:
+        if tenant not in self._tenants:
+            raise BrokenFrame(f"work of the tenant {tenant[:64]!r}, who has asked nothing of it")
 
     def _wait_for_beat(self) -> None:
         if not self._stopping:
@@ -383,6 +368,8 @@ _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] =
     FailedFrame: Conversation._take_failed,  # noqa: SLF001
     SickFrame: Conversation._take_sick,  # noqa: SLF001
     LongWorkFrame: Conversation._take_long_work,  # noqa: SLF001
+    WishFrame: Conversation._take_wish,  # noqa: SLF001
+    TurnEndFrame: Conversation._take_turn_end,  # noqa: SLF001
 }
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
+from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.local import LocalExecutor
@@ -30,13 +32,15 @@ from tensorwasm.runtime.workers.frames import (
     InvokeFrame,
     LongWorkFrame,
     OutputFrame,
-    OutputWindow,
-    ParentLink,
     SickFrame,
+    TurnEndFrame,
+    TurnFrame,
+    WishFrame,
     WorkerFrame,
     split,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
+from tensorwasm.runtime.workers.parent_link import OutputWindow, ParentLink
 from tensorwasm.values import Deadline, Limits
 
 if TYPE_CHECKING:
@@ -110,6 +114,22 @@ class Counter:
             except OSError:
                 return
 
+    def keep_turns(self, gate: Gate) -> None:
+        """Have tenants who keep the device busy wait at its gate for the turns that the parent gives them."""
+        keeper = TurnKeeper(gate, self)
+        self._handlers[TurnFrame] = lambda frame: keeper.obey(
+            TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns)
+        )
+        keeper.start()
+
+    def wish(self, tenants: frozenset[str]) -> None:
+        """See `tensorwasm.gpu.limits.turns.TurnListener`."""
+        self._tell(WishFrame(tuple(sorted(tenants))))
+
+    def end_turn(self, number: int) -> None:
+        """See `tensorwasm.gpu.limits.turns.TurnListener`."""
+        self._tell(TurnEndFrame(number))
+
     def note_long_work(self, tenant: str) -> None:
         """Have the parent told that a tenant's kernels run long, once a second. Never waits."""
         now_s = time.monotonic()
@@ -118,11 +138,11 @@ class Counter:
             if not told:
                 self._told_s[tenant] = now_s
         if not told:
-            self._answers.submit(self._tell_long_work, tenant)
+            self._answers.submit(self._tell, LongWorkFrame(tenant))
 
-    def _tell_long_work(self, tenant: str) -> None:
+    def _tell(self, frame: WorkerFrame) -> None:
         try:
-            self._line.send(LongWorkFrame(tenant))
+            self._line.send(frame)
         except OSError:
             _log.info("the parent has gone")
 

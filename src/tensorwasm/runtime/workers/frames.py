@@ -1,4 +1,4 @@
-"""The protocol between parent and worker, its encoding on the socket, and the worker's end of that.
+"""The protocol between parent and worker, and its encoding on the socket.
 
 A frame is a header of five bytes, kind and length of the body (unsigned, big-endian), and a body in MessagePack, the
 array of one structure's fields. So the length is checked before the body is allocated, and the body decoded as that
@@ -11,9 +11,7 @@ raises `BrokenFrame`, and the reader must end the conversation. Source: MessageP
 from __future__ import annotations
 
 import math
-import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
@@ -21,12 +19,12 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tensorwasm.errors import MAX_NAME, InvokeTimeout
+from tensorwasm.errors import MAX_NAME
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
-from tensorwasm.values import Deadline, Isolation, MemoryKind
+from tensorwasm.values import Isolation, MemoryKind
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -125,6 +123,15 @@ class CreditFrame(WorkerFrame, frozen=True):
     parts: Annotated[int, Meta(ge=1, le=WINDOW)]
 
 
+class TurnFrame(WorkerFrame, frozen=True):
+    """To a worker: as `tensorwasm.gpu.limits.turns.TurnOrder` has it."""
+
+    contested: bool
+    number: Count
+    tenant: Tenant | None  # None if it is nobody's turn there
+    length_ns: Count
+
+
 class StopFrame(WorkerFrame, frozen=True):
     """To a worker: leave."""
 
@@ -172,6 +179,18 @@ class LongWorkFrame(WorkerFrame, frozen=True):
     """From a worker: kernels of a tenant run so long that nobody can load code meanwhile."""
 
     tenant: Tenant
+
+
+class WishFrame(WorkerFrame, frozen=True):
+    """From a worker: these tenants, and no others, keep the device busy there."""
+
+    tenants: tuple[Tenant, ...]
+
+
+class TurnEndFrame(WorkerFrame, frozen=True):
+    """From a worker: a turn is over, and nothing that was begun in it runs any more."""
+
+    number: Identity
 
 
 class OutputFrame(WorkerFrame, frozen=True):
@@ -257,6 +276,7 @@ TO_WORKER: Final = _table(
     (6, CancelFrame, _SMALL),
     (7, StopFrame, _SMALL),
     (8, CreditFrame, _SMALL),
+    (9, TurnFrame, _SMALL),
 )
 """What a parent may say."""
 
@@ -269,6 +289,8 @@ FROM_WORKER: Final = _table(
     (70, FailedFrame, 64 << 10),
     (71, SickFrame, 64 << 10),
     (72, LongWorkFrame, _SMALL),
+    (73, WishFrame, 1 << 20),
+    (74, TurnEndFrame, _SMALL),
 )
 """What a worker may say."""
 
@@ -337,53 +359,3 @@ def split(data: bytes) -> Iterator[bytes]:
     """Yield bytes in parts; nothing for no bytes."""
     for start in range(0, len(data), PART_BYTES):
         yield data[start : start + PART_BYTES]
-
-
-# ------------------------------------------------------------------------------------------------ a worker's end
-
-
-class ParentLink:
-    """The worker's end of the socket. Any thread may send; one reads."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._lock = threading.Lock()
-
-    def send(self, frame: WorkerFrame) -> None:
-        """Send a frame, blocking until the parent takes it. Raises `OSError` if the parent has gone."""
-        data = encode(frame)
-        with self._lock:
-            self._link.sendall(data)
-
-    def receive(self) -> Iterator[WorkerFrame]:
-        """Yield the parent's frames, until it has gone. Raises `BrokenFrame` if it is no parent of this release."""
-        splitter = Splitter(TO_WORKER)
-        while data := self._link.recv(_READ_BYTES):
-            yield from splitter.feed(data)
-
-
-class OutputWindow:
-    """Parts of a call's output that may be sent before the parent has taken any, until a deadline. Thread-safe."""
-
-    def __init__(self, deadline: Deadline) -> None:
-        self._deadline = deadline
-        self._room = threading.Semaphore(WINDOW)
-        self._closed = False
-
-    def take(self) -> bool:
-        """Wait until a part may be sent; return whether it is still wanted, or raise `InvokeTimeout`."""
-        left_s = self._deadline.remaining_s()
-        if not self._room.acquire(timeout=None if math.isinf(left_s) else left_s) and not self._closed:
-            raise InvokeTimeout("the deadline passed while the guest's output was not read")
-        if self._closed:
-            self._room.release()  # nor does the next one wait
-        return not self._closed
-
-    def add(self, parts: int) -> None:
-        """Let so many more parts be sent."""
-        self._room.release(parts)
-
-    def close(self) -> None:
-        """Note that no more parts are wanted."""
-        self._closed = True
-        self._room.release()

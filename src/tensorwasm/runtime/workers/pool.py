@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Final, Literal, Self
 
@@ -16,6 +17,7 @@ from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
+from tensorwasm.gpu.limits.turns import TurnOrder, TurnScheduler
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
@@ -106,6 +108,8 @@ class WorkerExecutor:
         self._running = RunningCalls()
         self._long_until_s: dict[str, float] = {}
         self._apart: set[str] = set()
+        self._weights: dict[str, int] = {}
+        self._turns = [TurnScheduler(self._weigh) for _ in self._devices]
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -117,6 +121,7 @@ class WorkerExecutor:
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
+            self._weights[request.tenant] = request.weight
             worker = self._place(request)
             flight = Flight(next(self._requests), self._within_quota(request, worker), listener, worker)
             worker.submit(flight)
@@ -188,10 +193,27 @@ class WorkerExecutor:
         with self._lock:
             self._long_until_s[tenant] = time.monotonic() + LONG_S
 
+    def _weigh(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
+
     def _note_fault(self, tenants: frozenset[str]) -> None:
         if self._isolation == "guarded":
             with self._lock:
                 self._apart |= tenants
+
+    def _note_wish(self, device: int, number: int, tenants: frozenset[str]) -> None:
+        with self._lock:
+            self._order(self._turns[device].wish(number, tenants))
+
+    def _note_turn_end(self, device: int, number: int, turn: int) -> None:
+        with self._lock:
+            self._order(self._turns[device].end(number, turn))
+
+    def _order(self, orders: Mapping[int, TurnOrder]) -> None:
+        """Tell workers whose turn it is; one that leaves has its place no more, and ends what it has."""
+        for number, order in orders.items():
+            if number in self._placed:
+                self._placed[number].worker.order(order)
 
     def _within_quota(self, request: Request, worker: Worker) -> Request:
         """Return a request whose cap leaves out what its tenant holds in other workers, as of their last heartbeats."""
@@ -210,7 +232,8 @@ class WorkerExecutor:
         options = self._specify(start.device, number, self._shares.get(tenant, self._options.multiprocessors))
         if self._isolation == "guarded":
             options = replace(options, isolation="guarded" if owner is None else "process")
-        notices = Notices(self._note_long_work, self._note_fault)
+        told = partial(self._note_wish, start.device, number), partial(self._note_turn_end, start.device, number)
+        notices = Notices(self._note_long_work, self._note_fault, *told)
         worker = Worker(number, options, owner, notices)
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
+from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation, Ending, Patience
 from tensorwasm.runtime.workers.flight import Flight
@@ -77,10 +78,14 @@ class Notices:
     Attributes:
         long_work: kernels of a tenant run long.
         fault: the process or its device was lost; with the tenants whose requests it had.
+        wish: these tenants, and no others, keep the device busy in the process; nobody does once it has ended.
+        end_turn: the process has ended a turn on the device, the one with that number.
     """
 
     long_work: Callable[[str], object] = str
     fault: Callable[[frozenset[str]], object] = frozenset
+    wish: Callable[[frozenset[str]], object] = frozenset
+    end_turn: Callable[[int], object] = int
 
 
 _UNHEARD: Final = Notices()
@@ -173,6 +178,10 @@ class Worker:
     def credit(self, flight: Flight, parts: int) -> None:
         """Send so many more parts of a request's output."""
         self._order(lambda talk: talk.credit(flight, parts) if talk is not None else None)
+
+    def order(self, order: TurnOrder) -> None:
+        """Tell the process whose turn on the device it is."""
+        self._order(lambda talk: talk.order(order) if talk is not None else None)
 
     def drain(self, limit_s: float, *, replace: bool = False) -> None:
         """Let it finish what it has within the limit, and leave, or be replaced; returns at once."""
@@ -273,6 +282,7 @@ class Worker:
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
         ending = talk.hold()
         self._pid, self._talk = None, None
+        self._notices.wish(frozenset())
         self._answered += talk.answered
         self._conclude(tuple(talk.flights.values()), ending)
 
@@ -293,6 +303,14 @@ class Worker:
     def found_long(self, tenant: str) -> None:
         """Note that kernels of a tenant run long. For the conversation."""
         self._notices.long_work(tenant)
+
+    def wish(self, tenants: frozenset[str]) -> None:
+        """Note who keeps the device busy. For the conversation."""
+        self._notices.wish(tenants)
+
+    def end_turn(self, number: int) -> None:
+        """Note that the process has ended a turn. For the conversation."""
+        self._notices.end_turn(number)
 
     def _tell_fault(self, flights: Iterable[Flight]) -> None:
         if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.grants.cuda):

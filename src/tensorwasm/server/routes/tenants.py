@@ -17,8 +17,8 @@ from tensorwasm.server.http.routing import HttpRequest, QueryParam, Reply, Route
 from tensorwasm.server.http.schemas import Millis, RecordBody
 from tensorwasm.service.identity.identity import TenantChange
 from tensorwasm.tenancy.principal import MAX_TENANT, AdminCapability
-from tensorwasm.tenancy.quotas import CAPS, MAX_LIMIT, MAX_WEIGHT
-from tensorwasm.values import MIB
+from tensorwasm.tenancy.quotas import CAPS, MAX_LIMIT
+from tensorwasm.values import MAX_WEIGHT, MIB
 
 DAY_MS: Final = 86_400_000
 _MAX_MS: Final = 10**15 - 1

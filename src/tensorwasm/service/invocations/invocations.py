@@ -296,7 +296,7 @@ class Invocations:
     ) -> PendingInvocation:
         """Submit an invocation to a worker or a thread; a streamed one sends its chunks to `channel`."""
         if resolved.cuda:
-            work = worker_request(resolved, request, deadline, admitted.policy.quotas.get("gpu_bytes"))
+            work = worker_request(resolved, request, deadline, admitted.policy)
             listener = output.listener(channel) if channel is not None and output is not None else None
             executor = self.workers.executor or await self.workers.open()
             return executor.submit(work, listener)

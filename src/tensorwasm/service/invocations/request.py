@@ -12,6 +12,7 @@ from tensorwasm.runtime.executor.request import Argument, Request
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.service.functions.checks import check_environment
 from tensorwasm.service.functions.loading import Resolved
+from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import NEVER, Deadline
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ def options_for(resolved: Resolved, request: InvocationRequest, deadline: Deadli
     return options
 
 
-def worker_request(
-    resolved: Resolved, request: InvocationRequest, deadline: Deadline, gpu_bytes: int | None
-) -> Request:
+def worker_request(resolved: Resolved, request: InvocationRequest, deadline: Deadline, policy: TenantPolicy) -> Request:
     """Return the request in the form that worker processes take."""
     return Request(
         module=resolved.module,
@@ -93,5 +92,6 @@ def worker_request(
         limits=resolved.limits,
         deadline_s=deadline.remaining_s(),
         memory_kind=resolved.options.memory_kind,
-        gpu_bytes=gpu_bytes,
+        gpu_bytes=policy.quotas.get("gpu_bytes"),
+        weight=policy.weight,
     )
