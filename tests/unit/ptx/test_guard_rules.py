@@ -75,7 +75,7 @@ def anywhere(*spaces: str) -> Patch:
         monkeypatch.setattr(
             confinement._Confinement,
             "_is_inside",
-            lambda self, address, access: access.space in spaces or saved(self, address, access),
+            lambda self, at, address, access: access.space in spaces or saved(self, at, address, access),
         )
 
     return patch

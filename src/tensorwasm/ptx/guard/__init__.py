@@ -35,7 +35,8 @@ from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, 
 from tensorwasm.ptx.templates import epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
-from tensorwasm.ptx.verifier.costs import function_cost
+from tensorwasm.ptx.verifier.costs import function_cost, sums
+from tensorwasm.ptx.verifier.turns import find_turns
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
@@ -184,9 +185,12 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
-    charged = add_charges(body.body, costs, flat.register, _varying(function, body.body, watch), body.staying)
+    lists = {each.label: each.targets for each in body.body if isinstance(each, TargetList)}
+    turns = find_turns(function, body.body, lists, sums(body.body, costs), watch)
+    varying = _varying(function, body.body, watch)
+    charged = add_charges(body.body, costs, flat.register, varying, body.staying, turns)
     statements = add_presence(charged.body)
-    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.polls))
+    costs[function.name], polled = function_cost(body.body, costs, turns.more, loops=bool(charged.polls))
     polled = polled or function.entry
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
