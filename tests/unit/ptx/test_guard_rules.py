@@ -17,8 +17,8 @@ from tensorwasm import ptx
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
-from tensorwasm.ptx.model import Address, Instruction, Statement
-from tensorwasm.ptx.verifier import confinement, verify, warp_forms
+from tensorwasm.ptx.model import Address, Instruction, Name, Statement
+from tensorwasm.ptx.verifier import confinement, turns, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 GUARD = sys.modules["tensorwasm.ptx.guard"]
@@ -95,6 +95,40 @@ def first_read_only(size_bytes: object, base: int) -> list[Statement]:
     return CLEAR_SHARED(size_bytes, base)[:3]
 
 
+def proved_anyway(self: fences._Fences, base: Name, _displacement: int, access: fences.MemoryAccess) -> bool:
+    """Take every offset in static shared memory for one inside of it."""
+    return not self._context.arrays.dynamic and not access.row and fences.register_width(base) == 32
+
+
+def bounded_by(most_work: int = turns.MOST_WORK, **lax: object) -> Callable[..., turns.Turns]:
+    """Return a search for loops with a greatest number of turns that lacks some of its checks."""
+    lenient = type("LenientTurns", (turns.Turns,), {"__slots__": (), **lax})
+
+    def find(function, body, lists, work, watch, **options):
+        definitions = turns.Definitions(body, lists, options.get("leaving", ()), watch)
+        made = lenient(definitions, turns.Ranges(definitions, 1024), options.get("counting", ()), work, most_work)
+        made.find()
+        return made
+
+    return find
+
+
+def anything_ends(self: turns.Turns, head: int, end: int) -> turns.BoundedLoop:
+    """Take every loop for one of three turns."""
+    return turns.BoundedLoop(head, end, 3, "", 0)
+
+
+def entered_anywhere(self: turns.Turns, name: str, head: int, end: int) -> turns.Range:
+    """Take every register for 0 where a loop is entered."""
+    return turns.Range(0, 0)
+
+
+def bounded_without(**lax: object) -> dict[str, Patch]:
+    """Return how checks of the turns of loops are switched off in the guard and in the verifier."""
+    find = bounded_by(**lax)
+    return {"without": put(GUARD, "find_turns", find), "unverified": put(VERIFY, "find_turns", find)}
+
+
 CLEAR_SHARED = templates._clear_shared
 PROLOGUE = templates.prologue
 HAND_OVER = templates.hand_over
@@ -140,6 +174,16 @@ RULES = [
         ("control/",),
         put(GUARD, "add_charges", lambda body, *_: polls.Charged(list(body))),
         put(VERIFY, "_check_work", nothing),
+    ),
+    Rule("loops have one entry", ("turns/", "control/"), **bounded_without(_is_closed=lambda *_: True)),
+    Rule("turns of loops are bounded", ("turns/",), **bounded_without(_bounded=anything_ends)),
+    Rule("where counters begin", ("turns/",), **bounded_without(_entering=entered_anywhere)),
+    Rule("work of all turns together", ("turns/",), **bounded_without(most_work=1 << 62)),
+    Rule(
+        "ranges of offsets in shared memory",
+        ("turns/access", "shared/"),
+        put(fences._Fences, "_is_proved", proved_anyway),
+        put(confinement._Confinement, "_is_in_range", lambda *_: True),
     ),
     Rule(
         "indices of branches",
