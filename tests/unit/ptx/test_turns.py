@@ -138,7 +138,18 @@ def draw_loop(rng, labels, depth):
     if rng.random() < 0.15:  # a way in the middle, or out of it
         aim = rng.choice(labels)
         kept.append(Instruction("bra", (), (Name(aim),), Guard(Name("%p0"), rng.random() < 0.5)))
-    return [*([begin] if rng.random() < 0.9 else []), Label(head), *kept, *end]
+    before = [begin] if rng.random() < 0.9 else []
+    behind = []
+    if rng.random() < 0.3:  # a loop that is passed by
+        behind = [Label(f"{head}_passed")]
+        before = [
+            instruction("and.b32", counter, rng.choice(REGISTERS), Int(rng.choice((1, 3, 7)))),
+            instruction(f"setp.{rng.choice(('eq', 'eq', 'ne'))}.s32", Name("%p0"), counter, Int(rng.choice((0, 0, 3)))),
+            *([draw(rng)] if rng.random() < 0.5 else []),
+            Instruction("bra", (), (Name(behind[0].name),), Guard(Name("%p0"), rng.random() < 0.2)),
+            *([draw(rng)] if rng.random() < 0.5 else []),
+        ]
+    return [*before, Label(head), *kept, *end, *behind]
 
 
 def writes(statement, register):
@@ -241,6 +252,8 @@ ld.param.u32 %r9, [n]; mov.u32 %r8, %tid.x;
 BEGIN = "mov.u32 %r1, 0;"
 END = "add.s32 %r1, %r1, 1; setp.ne.s32 %p1, %r1, 16; @%p1 bra L;"
 
+DOWN = "add.s32 %r1, %r1, -1; setp.ne.s32 %p1, %r1, 0; @%p1 bra L;"
+
 
 def loops_of(text):
     function = parse(f"{HEAD}{text}\nret;\n}}").entry("k")
@@ -255,6 +268,10 @@ def loops_of(text):
         (f"{BEGIN} L: @%p2 bra OUT; {END} OUT:", 16),
         ("mov.u32 %r1, %r8; L: add.s32 %r2, %r1, 64; setp.lt.s32 %p1, %r1, 192; mov.u32 %r1, %r2; @%p1 bra L;", 4),
         ("mov.u32 %r1, 9; L: sub.s32 %r1, %r1, 1; setp.eq.s32 %p1, %r1, 0; @!%p1 bra L;", 9),
+        (
+            f"and.b32 %r1, %r9, 3; setp.eq.s32 %p2, %r1, 0; @%p2 bra OUT; L: {DOWN} OUT:",
+            3,
+        ),
         ("mov.u64 %d1, 0; L: add.s64 %d1, %d1, 4; setp.lt.u64 %p1, %d1, 64; @%p1 bra L;", 16),
         ("mov.u32 %r1, 8; L: add.u32 %r1, %r1, 4294967295; setp.gt.s32 %p1, %r1, 0; @%p1 bra L;", 8),
     ],
@@ -267,6 +284,21 @@ def test_a_loop_of_known_begin_step_and_end_has_its_turns(text, turns):
     "text",
     [
         f"mov.u32 %r1, %r9; L: {END}",
+        *(
+            f"and.b32 %r1, %r9, 3; {before} L: {DOWN} OUT:"
+            for before in (
+                "setp.ne.s32 %p2, %r1, 0; @%p2 bra OUT;",
+                "setp.eq.s32 %p2, %r1, 0; @!%p2 bra OUT;",
+                "setp.eq.s32 %p2, %r1, 1; @%p2 bra OUT;",
+                "setp.eq.s32 %p2, %r1, 0; @%p2 bra OUT; M: @%p3 bra M;",
+                "setp.eq.s32 %p2, %r1, 0; setp.eq.s32 %p2, %r9, 0; @%p2 bra OUT;",
+                "setp.eq.s32 %p2, %r1, 0; @%p2 bra OUT; and.b32 %r1, %r8, 3;",
+                "setp.eq.s32 %p2, %r1, 0; and.b32 %r1, %r8, 3; @%p2 bra OUT;",
+                "@%p4 setp.eq.s32 %p2, %r1, 0; @%p2 bra OUT;",
+                "setp.eq.f32 %p2, %r1, 0; @%p2 bra OUT;",
+                "M: setp.eq.s32 %p2, %r1, 0; @%p2 bra M;",
+            )
+        ),
         f"bra M; {BEGIN} L: M: {END}",
         f"@%p2 bra M; {BEGIN} L: mov.u32 %r3, 1; M: {END}",
         f"{BEGIN} L: @%p2 mov.u32 %r1, 0; {END}",

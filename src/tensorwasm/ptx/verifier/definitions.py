@@ -42,6 +42,7 @@ class Definitions:
         watch: Watch,
     ) -> None:
         self.body = body
+        self.leaving = leaving
         self.writes: dict[str, list[int]] = {}
         self.labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
         self.steps = 0
@@ -53,7 +54,7 @@ class Definitions:
         for at, statement in enumerate(watch.over(body)):
             if at and (ended or isinstance(statement, Label)):
                 self._starts.append(at)
-                self._through.append(not ended or self._goes_on(at - 1, leaving))
+                self._through.append(not ended or self._goes_on(at - 1))
             ended = isinstance(statement, Instruction) and statement.opcode in (_BRANCHES | _ENDS)
             if not isinstance(statement, Instruction):
                 continue
@@ -63,10 +64,10 @@ class Definitions:
                 for label in branch_targets(statement, lists):
                     self._arrivals.setdefault(self.labels.get(label, BEGINNING), []).append(at)
 
-    def _goes_on(self, at: int, leaving: Collection[int]) -> bool:
+    def _goes_on(self, at: int) -> bool:
         """Return whether what follows an instruction may run after it."""
         statement = self.body[at]
-        return not isinstance(statement, Instruction) or statement.guard is not None or at in leaving
+        return not isinstance(statement, Instruction) or statement.guard is not None or at in self.leaving
 
     def arrivals(self, label: int) -> Sequence[int]:
         """Return the branches that may lead to a label, by its index; one through a list counts for each entry."""

@@ -15,7 +15,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tensorwasm.ptx.guarded import FUEL
-from tensorwasm.ptx.model import Function, Instruction, Int, Name, Operand, Statement
+from tensorwasm.ptx.model import Function, Guard, Instruction, Int, Label, Name, Operand, Statement
 from tensorwasm.ptx.verifier.costs import ends_run
 from tensorwasm.ptx.verifier.definitions import BEGINNING, Definitions, written_by
 from tensorwasm.ptx.verifier.ranges import MOST_STEPS, Induction, Range, Ranges, number, signed, unsigned
@@ -25,6 +25,8 @@ MOST_WORK: Final = FUEL // 2
 """Work of all turns of a loop: one with more counts it."""
 MAX_BLOCK_THREADS: Final = 1024
 _MOST_TURNS: Final = 1 << 16
+_MOST_BEFORE: Final = 64
+"""Statements before a loop among which a comparison is looked for that leads past it."""
 _INVERSE: Final = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 _BITS: Final = {"%r": 32, "%d": 64}
 
@@ -158,6 +160,7 @@ class Turns:
         begins = self._entering(name, head, end)
         if not step or self.definitions.written_between(name, head, start) or begins is None:
             return None
+        begins = self._apart(begins, name, head)
         first = Range(begins.low + test.value.added, begins.high + test.value.added)
         limit = self.ranges.at(test.limit, test.at, bits)
         compared = _INVERSE.get(test.compared, "") if branch.guard.negated else test.compared
@@ -170,6 +173,32 @@ class Turns:
         if any(head <= each <= end for each in writes):
             return None
         return self.ranges.union(writes, _BITS[name[:2]])
+
+    def _apart(self, begins: Range, name: str, head: int) -> Range:
+        """Return the range of a register where a loop is entered, without numbers for which a branch leads past it."""
+        definitions = self.definitions
+        passed: list[tuple[int, Guard]] = []
+        for at in range(head - 1, max(head - _MOST_BEFORE, 0) - 1, -1):
+            each = definitions.body[at]
+            guard = each.guard if isinstance(each, Instruction) else None
+            if guard is not None and isinstance(each, Instruction) and each.opcode == "bra":
+                if not self._may_go_on(at, each):
+                    passed.append((at, guard))
+            elif isinstance(each, Label) or ends_run(each):
+                break
+            for branch, taken in passed:
+                number = _compared_number(each, taken, name)
+                if number is None or definitions.written_between(taken.predicate.name, at + 1, branch):
+                    continue
+                if not definitions.written_between(name, at, head) and begins.low < begins.high:
+                    begins = Range(begins.low + (begins.low == number), begins.high - (begins.high == number))
+        return begins
+
+    def _may_go_on(self, at: int, branch: Instruction) -> bool:
+        """Return whether a thread may go on behind a branch whose predicate holds: it leaves a loop to stop."""
+        target = branch.operands[0]
+        forward = isinstance(target, Name) and self.definitions.labels.get(target.name, at) > at
+        return not forward or at in self.definitions.leaving
 
     def _induction(self, at: int) -> Induction | None:
         """Return what a write in a loop adds to a register in each turn, if nothing else in the loop writes that."""
@@ -267,6 +296,17 @@ def _copied(instruction: Instruction, held: Mapping[str, _Value | None]) -> _Val
     return None
 
 
+def _compared_number(statement: Statement, taken: Guard, name: str) -> int | None:
+    """Return the number that a register does not hold if a branch is not taken, by the comparison that decides it."""
+    bits = _BITS.get(name[:2], 0)
+    match statement:
+        case Instruction("setp", (compared, kind), (target, Name(register, None), Int(number)), None) if (
+            target == taken.predicate and register == name and kind in (f"s{bits}", f"u{bits}", f"b{bits}")
+        ):
+            return number if compared == ("ne" if taken.negated else "eq") else None
+    return None
+
+
 def most_turns(compared: str, kind: str, bits: int, first: Range, step: int, limit: Range) -> int | None:
     """Return how many turns a loop has at most that goes on while a comparison holds, None if that is not certain.
 
@@ -278,9 +318,12 @@ def most_turns(compared: str, kind: str, bits: int, first: Range, step: int, lim
         step: by how much it is greater in each following turn, modulo ``2**bits``.
         limit: range of the limit; it may change.
     """
-    if compared == "ne" and first.low == first.high and limit.low == limit.high and step:
-        left = (limit.low - first.low if step > 0 else first.low - limit.low) % (1 << bits)
-        return left // abs(step) + 1 if left % step == 0 else None
+    if compared == "ne" and limit.low == limit.high and step:
+        if step < 0:
+            first, limit, step = Range(-first.high, -first.low), Range(-limit.low, -limit.low), -step
+        left = (limit.low - first.high) % (1 << bits) + first.high - first.low
+        known = first.low == first.high or step == 1
+        return left // step + 1 if known and left % step == 0 else None
     if kind not in ("s", "u") or compared not in ("lt", "le", "gt", "ge"):
         return None
     whole = signed(bits) if kind == "s" else unsigned(bits)
