@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
 from tensorwasm.ptx.guarded import COUNTER, FUEL, FUEL_COMMON, FUEL_USED
-from tensorwasm.ptx.model import Instruction, Label, Name, Statement, TargetList
+from tensorwasm.ptx.model import Directive, Instruction, Label, Name, Statement, TargetList
 from tensorwasm.ptx.templates import Poll, again_label, back_label, charge, charged_branch, counted_branch, pay_turns
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
 from tensorwasm.ptx.verifier.turns import Turns
@@ -87,6 +87,10 @@ class _Charging:
     def statement(self, at: int) -> None:
         """Add a statement, with what is counted before it and after it."""
         statement, made = self._body[at], self.made
+        if isinstance(statement, Directive):
+            # Loops that are paid for in advance are quicker unrolled, so the hint stays in those that count nothing.
+            made.body += [statement] * (at in self._uncounted)
+            return
         if at in self._loops:
             self._pay(at, self._loops[at])
         work = cost(statement, self._functions) if isinstance(statement, Instruction) else 0

@@ -166,7 +166,7 @@ class _FunctionReader:
                 made.params[name] = statement
             case Instruction() if statement.opcode == "bra":
                 self._branch(statement)
-            case Instruction() | TargetList():
+            case Instruction() | TargetList() | rules.NOT_UNROLLED:
                 pass
             case _:
                 made.refuse("a statement that is not available", statement)
