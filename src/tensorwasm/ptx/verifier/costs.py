@@ -19,6 +19,10 @@ _SMALL: Final = FUEL // 8
 """Work of a function that does not check the deadline when it is called."""
 _ENDS: Final = frozenset({"bra", "brx", "ret", "exit"})
 
+MAX_QUICK: Final = 64
+"""Instructions that a kernel may have before it checks the deadline, all of them quick."""
+_QUICK: Final = frozenset({"add", "and", "cvt", "mad", "max", "min", "mov", "mul", "or", "setp", "shl", "shr", "sub"})
+
 _COSTS: Final = {
     **dict.fromkeys(("ld", "ldu", "st", "cp", "wmma", "membar", "fence"), 256),
     **dict.fromkeys(("atom", "red"), 1024),
@@ -48,6 +52,13 @@ def cost(instruction: Instruction, functions: Mapping[str, int]) -> int:
     if "approx" in words and words[-1] == "f32":
         return _APPROXIMATION_COST
     return _COSTS.get(opcode, 1)
+
+
+def is_quick(statement: Statement) -> bool:
+    """Return whether a statement is an instruction that takes hardly any time, and goes on behind itself."""
+    if not isinstance(statement, Instruction):
+        return False
+    return statement.opcode in _QUICK or (statement.opcode == "ld" and statement.modifiers[:1] == ("param",))
 
 
 def sums(body: Sequence[Statement], functions: Mapping[str, int], turns: Mapping[int, int] | None = None) -> list[int]:

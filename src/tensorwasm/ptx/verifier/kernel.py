@@ -81,6 +81,7 @@ class ReadFunction:
         trusted: indices of statements that are parts of the guard's templates.
         agreed: predicates that a whole warp was found to agree on before a statement, by its index.
         traps: whether it has a way to the trap.
+        checked: how many statements of ``body`` stand before the check of the deadline, -1 if the prologue has it.
         turns: the loops whose turns are bounded, None while they have not been looked for.
     """
 
@@ -102,6 +103,7 @@ class ReadFunction:
     trusted: set[int] = field(default_factory=set)
     agreed: dict[int, str] = field(default_factory=dict)
     traps: bool = False
+    checked: int = -1
     turns: Turns | None = None
 
     def refuse(self, why: str, at: Statement | Function) -> NoReturn:

@@ -49,7 +49,7 @@ class BoundedLoop(NamedTuple):
     step: int
 
 
-class _Value(NamedTuple):
+class _Held(NamedTuple):
     """What a register held where a run of statements began, and what was added since; of no register if not known."""
 
     register: str
@@ -62,7 +62,7 @@ class _Test(NamedTuple):
     at: int
     compared: str
     kind: str
-    value: _Value
+    value: _Held
     limit: Operand
 
 
@@ -253,9 +253,9 @@ def _threads(function: Function) -> int:
 
 def _run(
     body: Sequence[Statement], start: int, end: int, predicate: Name
-) -> tuple[dict[str, _Value | None], _Test | None]:
+) -> tuple[dict[str, _Held | None], _Test | None]:
     """Return what registers hold at the end of straight code, and the last comparison that a predicate has there."""
-    held: dict[str, _Value | None] = {}
+    held: dict[str, _Held | None] = {}
     test: _Test | None = None
     for at in range(start, end):
         each = body[at]
@@ -269,16 +269,16 @@ def _run(
     return held, test
 
 
-def _compared(instruction: Instruction, at: int, predicate: Name, held: Mapping[str, _Value | None]) -> _Test | None:
+def _compared(instruction: Instruction, at: int, predicate: Name, held: Mapping[str, _Held | None]) -> _Test | None:
     """Return the comparison of a register that an instruction makes, None if it makes another one."""
     match instruction.opcode, instruction.guard, instruction.modifiers, instruction.operands:
         case "setp", None, (compared, kind), (target, Name(name, None), limit) if target == predicate:
-            value = held.get(name, _Value(name, 0))
+            value = held.get(name, _Held(name, 0))
             return None if value is None else _Test(at, compared, kind, value, limit)
     return None
 
 
-def _copied(instruction: Instruction, held: Mapping[str, _Value | None]) -> _Value | None:
+def _copied(instruction: Instruction, held: Mapping[str, _Held | None]) -> _Held | None:
     """Return what an instruction that always runs writes, if it is what a register held and a number."""
     target, *sources = instruction.operands or (None,)
     bits = _BITS.get(target.name[:2], 0) if isinstance(target, Name) else 0
@@ -287,12 +287,12 @@ def _copied(instruction: Instruction, held: Mapping[str, _Value | None]) -> _Val
         return None
     if instruction.guard is not None or instruction.modifiers not in {(f"{kind}{bits}",) for kind in "sub"}:
         return None
-    value = held.get(source.name, _Value(source.name, 0))
+    value = held.get(source.name, _Held(source.name, 0))
     match instruction.opcode, sources[1:]:
         case "mov", []:
             return value
         case "add" | "sub" as opcode, [Int(added)] if value is not None:
-            return _Value(value.register, value.added + (added if opcode == "add" else -added))
+            return _Held(value.register, value.added + (added if opcode == "add" else -added))
     return None
 
 

@@ -16,7 +16,15 @@ from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, 
 from tensorwasm.ptx.parser import parse
 from tensorwasm.ptx.verifier.confinement import check_confinement
 from tensorwasm.ptx.verifier.convergence import WARP_LANES, TooManyBlocks, hazards, waits
-from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, ends_run, function_cost, sums
+from tensorwasm.ptx.verifier.costs import (
+    MAX_QUICK,
+    ForwardWork,
+    branch_targets,
+    ends_run,
+    function_cost,
+    is_quick,
+    sums,
+)
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
 from tensorwasm.ptx.verifier.reading import prologue, read_function
 from tensorwasm.ptx.verifier.turns import Turns, find_turns
@@ -128,6 +136,8 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     start = next(at for at, each in enumerate(body) if not isinstance(each, Variable))
     if body[start : start + len(head)] != head:
         read.refuse("the deadline is not checked at the beginning", function)
+    if function.entry and templates.checks_late(kernel.arrays) and not _checks_deadline(read):
+        read.refuse("the deadline is not checked at the beginning", function)
     check_confinement(read, kernel)
     _check_work(read, kernel)
     _check_convergence(read, kernel)
@@ -141,6 +151,11 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     kernel.whole_warps |= any(
         isinstance(each, Instruction) and each.opcode in rules.WHOLE_WARP_ONLY for each in read.body
     )
+
+
+def _checks_deadline(read: ReadFunction) -> bool:
+    """Return whether a kernel checks the deadline before it does anything that takes time."""
+    return 0 <= read.checked <= MAX_QUICK and all(map(is_quick, read.body[: read.checked]))
 
 
 def _turns(read: ReadFunction, kernel: KernelFacts) -> Turns:
