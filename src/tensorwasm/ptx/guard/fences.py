@@ -251,14 +251,17 @@ class _Fences:
         return self._known(offset or 0, space, access)
 
     def _is_proved(self, base: Name, displacement: int, access: MemoryAccess) -> bool:
-        """Return whether an access of shared memory is certainly aligned, and inside of the kernel's variables."""
+        """Return whether an access of shared memory is certainly aligned, and begins in the kernel's variables."""
         size, align = self._context.places.shared_bytes, access.align
         if self._context.arrays.dynamic or access.row or displacement % align or register_width(base) != 32:
             return False
         if self._aligned.get(base.name, 1) < align:
             return False
         offsets = number(self._ranges.at(base, self._at, 32), 32, "u")
-        return offsets.low + displacement >= 0 and offsets.high + displacement + access.size_bytes <= size
+        if offsets.low + displacement < 0 or offsets.high + displacement > size:
+            return False
+        self._reserve(offsets.high + displacement + access.size_bytes - size)
+        return True
 
     def _reserve(self, end: int) -> None:
         self._made.reserve_bytes = max(self._made.reserve_bytes, end)
