@@ -304,3 +304,26 @@ def test_long_straight_code_is_counted():
     assert verify(text).entry == "k"
     with pytest.raises(UnsupportedPtx, match="too much work"):
         verify(re.sub(r"(add.u32 %tw_fuel, %tw_fuel), \d+", r"\1, 0", text))
+
+
+@pytest.mark.parametrize("count", [0, 3, 64, 65, 200])
+def test_the_deadline_is_checked_before_what_takes_time(count):
+    quick = "add.u32 %r1, %r1, 1;\n" * count
+    load = "ld.global.u32 %r2, [%rd1];"
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<3>; {quick} {load} ret; }}"
+    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
+    verify(printed)
+    check = "\tsetp.gt.u64 %tw_q, %tw_now, %tw_limit;\n\t@%tw_q bra __tw_stop;\n"
+    assert printed.count(check) == 1
+    before = printed.partition(check)[0]
+    assert before.count("add.u32 %r") == min(count, 64)
+    moved = printed.replace(check, "").replace("\tret;", f"{check}\tret;")
+    for damaged in (printed.replace(check, ""), moved):
+        with pytest.raises(UnsupportedPtx, match=r"deadline|form|end"):
+            verify(damaged)
+
+
+def test_an_instruction_of_the_whole_warp_may_come_first():
+    matrix = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r2,%r3,%r4,%r5},{%r1,%r1,%r1,%r1},{%r1,%r1},"
+    text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<9>; mov.u32 %r1, 5; {matrix} {{%r2,%r2,%r2,%r2}}; ret; }}"
+    assert verify(ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)).whole_warps

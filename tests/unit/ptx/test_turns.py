@@ -331,5 +331,9 @@ def test_all_turns_of_nested_loops_together_are_bounded():
     assert sorted(each.turns for each in loops_of(outer.format(loop, 500))) == [250]
 
 
+def test_code_that_no_way_leads_to_has_no_ranges():
+    assert not loops_of(f"bra OUT; mov.u32 %r2, %r1; L: {END} OUT:")
+
+
 def test_the_widest_ranges_are_those_of_all_numbers():
     assert (signed(8), unsigned(8)) == ((-128, 127), (0, 255))

@@ -187,10 +187,10 @@ def _assemble(
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
     charged, polled = _charged(flat, body, costs, watch)
-    statements = add_presence(charged.body)
     if function.entry and checks_late(arrays):
-        quick = len(list(takewhile(is_quick, statements[:MAX_QUICK])))
-        statements[quick:quick] = deadline_check()
+        quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
+        charged.body[quick:quick] = deadline_check()
+    statements = add_presence(charged.body)
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
     head += [Variable("reg", kind, each, count=counts[each]) for each, kind in FAMILIES.items() if counts[each]]

@@ -118,7 +118,7 @@ class Ranges:
             bits: of the register.
             at: index of the statement that reads it, if it is a statement.
         """
-        if len(writes) > _MOST_WRITES:
+        if not 0 < len(writes) <= _MOST_WRITES:  # there are none in code that no way leads to
             return unsigned(bits)
         found = [Range(0, 0) if each == BEGINNING else self._write(each, bits, at) for each in sorted(writes)]
         return _bounded(Range(min(each.low for each in found), max(each.high for each in found)), bits)
