@@ -37,6 +37,7 @@ from tensorwasm.ptx.templates import checks_late, deadline_check, epilogue, prog
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
 from tensorwasm.ptx.verifier.costs import MAX_QUICK, function_cost, is_quick, sums
+from tensorwasm.ptx.verifier.ranges import MOST_STEPS
 from tensorwasm.ptx.verifier.turns import find_turns
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
@@ -221,7 +222,7 @@ def _charged(flat: FlatFunction, body: Fenced, costs: dict[str, int], watch: Wat
     """Return a function that counts its work, and whether it reads the clock when it begins; note its cost."""
     function, statements = flat.function, body.body
     lists = {each.label: each.targets for each in statements if isinstance(each, TargetList)}
-    turns = find_turns(function, statements, lists, sums(statements, costs), watch)
+    turns = find_turns(function, statements, lists, sums(statements, costs), watch, most_steps=MOST_STEPS // 2)
     varying = _varying(function, statements, watch)
     made = add_charges(statements, costs, flat.register, varying, body.staying, turns)
     costs[function.name], polled = function_cost(statements, costs, turns.more, loops=bool(made.polls))

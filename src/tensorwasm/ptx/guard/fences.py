@@ -40,8 +40,8 @@ from tensorwasm.ptx.verifier.costs import sums
 from tensorwasm.ptx.verifier.form import MemoryAccess, NotAccepted
 from tensorwasm.ptx.verifier.forms import form
 from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE
-from tensorwasm.ptx.verifier.ranges import Ranges, number
-from tensorwasm.ptx.verifier.turns import find_turns
+from tensorwasm.ptx.verifier.ranges import MOST_STEPS, Ranges, number
+from tensorwasm.ptx.verifier.turns import MOST_WORK, find_turns
 from tensorwasm.watch import Watch
 
 _MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
@@ -365,7 +365,8 @@ _SPACES: Final[dict[str, Callable[[_Fences, Address, MemoryAccess], Address]]] =
 def _ranges(flat: FlatFunction, body: list[Statement], watch: Watch) -> Ranges:
     """Return the ranges of a function's registers: those that the verifier finds, when loops do more work, too."""
     lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
-    return find_turns(flat.function, body, lists, sums(body, {}), watch, share=4).ranges
+    steps, work = MOST_STEPS // 4, MOST_WORK // 4
+    return find_turns(flat.function, body, lists, sums(body, {}), watch, most_steps=steps, most_work=work).ranges
 
 
 def _constants(body: list[Statement], watch: Watch) -> dict[str, int]:

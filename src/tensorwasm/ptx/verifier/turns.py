@@ -224,7 +224,8 @@ def find_turns(
     *,
     leaving: Collection[int] = (),
     counting: Collection[int] = (),
-    share: int = 1,
+    most_steps: int = MOST_STEPS,
+    most_work: int = MOST_WORK,
 ) -> Turns:
     """Return the loops of a function that have a greatest number of turns.
 
@@ -236,11 +237,12 @@ def find_turns(
         watch: of the deadline.
         leaving: branches, by their index, that may go on behind them even if they are not guarded.
         counting: where work is counted.
-        share: what part of the time that there is for it may be taken, and of the work that a loop may have.
+        most_steps: blocks of the function that are looked at; the guard takes fewer, so that the verifier finds all.
+        most_work: of all turns of a loop.
     """
     definitions = Definitions(body, lists, leaving, watch)
-    ranges = Ranges(definitions, _threads(function), MOST_STEPS // share)
-    made = Turns(definitions, ranges, counting, work, MOST_WORK // share)
+    ranges = Ranges(definitions, _threads(function), most_steps)
+    made = Turns(definitions, ranges, counting, work, most_work)
     made.find()
     return made
 
