@@ -331,6 +331,17 @@ def test_all_turns_of_nested_loops_together_are_bounded():
     assert sorted(each.turns for each in loops_of(outer.format(loop, 500))) == [250]
 
 
+@pytest.mark.parametrize(
+    ("directives", "most"),
+    [([], 1023), (["128"], 127), (["8", "4", "2"], 63), (["0"], 1023), (["64", "0"], 1023), (["4096"], 1023)],
+)
+def test_threads_of_a_block_are_at_most_those_that_are_declared(directives, most):
+    given = (Directive("maxntid", tuple(directives)),) if directives else ()
+    for entry in (True, False):
+        made = find_turns(Function(entry, "k", directives=given), [], {}, [0], UNLIMITED)
+        assert made.ranges.at(Name("%tid", "x"), 0, 32) == (0, most if entry else 1023)
+
+
 def test_code_that_no_way_leads_to_has_no_ranges():
     assert not loops_of(f"bra OUT; mov.u32 %r2, %r1; L: {END} OUT:")
 

@@ -250,7 +250,9 @@ def find_turns(
 def _threads(function: Function) -> int:
     """Return the most threads of a block that runs a function."""
     sizes = [prod(map(int, each.arguments)) for each in function.directives if each.name in ("maxntid", "reqntid")]
-    return min(max(sizes, default=MAX_BLOCK_THREADS), MAX_BLOCK_THREADS) if function.entry else MAX_BLOCK_THREADS
+    if not function.entry or not sizes or min(sizes) < 1:  # a size of 0 may mean that there is no limit
+        return MAX_BLOCK_THREADS
+    return min(max(sizes), MAX_BLOCK_THREADS)
 
 
 def _run(
