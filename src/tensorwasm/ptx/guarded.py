@@ -23,6 +23,7 @@ from typing import Final
 
 from tensorwasm.ptx.layout import TYPE_BYTES
 from tensorwasm.ptx.model import (
+    Directive,
     Int,
     Name,
     Operand,
@@ -85,6 +86,9 @@ over the bus."""
 
 STOPPED: Final = 1
 TRAPPED: Final = 2
+
+NOT_UNROLLED: Final = Directive("pragma", ('"nounroll"',))
+"""The hint that ptxas leaves the turns of a loop as they are."""
 
 WHOLE_WARP: Final = (1 << 32) - 1
 """The mask of all threads of a warp."""

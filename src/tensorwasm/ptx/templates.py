@@ -94,11 +94,13 @@ def prologue(
 ) -> list[Statement]:
     """Return how the body of a guarded function begins: clear registers and memory, and check the deadline.
 
+    Kernels of which `checks_late` is true have the check behind this.
+
     Args:
         registers: the program's, by their bits.
         counts: registers of each of `FAMILIES`.
         entry: whether it is a kernel. The memory of a function has been cleared by the kernel.
-        polled: whether the deadline is checked: by kernels, and by functions whose work has no small bound.
+        polled: whether the clock is read: by kernels, and by functions whose work has no small bound.
         arrays: of the kernel.
         shared_base: address of the array in shared memory.
     """
@@ -115,7 +117,7 @@ def prologue(
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
-        made += [*_late(), instruction("bra", Name(STOP), when=TEST)]
+        made += [*_clock(), *([] if entry else deadline_check())]
     if arrays.local_bytes and not entry:
         made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
     elif arrays.local_bytes:
@@ -129,9 +131,20 @@ def prologue(
     for family, value in FIRST_VALUES.items():
         word = "mov.b64" if FAMILIES[family] == "b64" else "mov.b32"
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
-    if entry and (arrays.dynamic or arrays.shared_bytes):
-        made += _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), shared_base)
-    return made
+    return made + (_checked_shared(arrays, shared_base) if entry and not checks_late(arrays) else [])
+
+
+def checks_late(arrays: Arrays) -> bool:
+    """Return whether a kernel checks the deadline behind its first instructions: it clears no shared memory.
+
+    To read the clock takes long. What a kernel computes first takes none of that time if it stands before the check.
+    """
+    return not (arrays.dynamic or arrays.shared_bytes)
+
+
+def deadline_check() -> list[Statement]:
+    """Return the check of the deadline, by the clock that the prologue has read."""
+    return [instruction("setp.gt.u64", TEST, NOW, LIMIT), instruction("bra", Name(STOP), when=TEST)]
 
 
 def program_registers(counts: Mapping[int, int]) -> list[Variable]:
@@ -155,12 +168,11 @@ def _clear(bits: int, name: str) -> Instruction:
     return instruction(f"mov.b{bits}", Name(name), Int(0))
 
 
-def _late() -> list[Statement]:
-    """Return the check of the deadline: `TEST` says whether the thread has to stop."""
+def _clock() -> list[Statement]:
+    """Return what reads the clock and the deadline."""
     return [
         instruction("mov.u64", NOW, Name("%globaltimer")),
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
-        instruction("setp.gt.u64", TEST, NOW, LIMIT),
     ]
 
 
@@ -190,12 +202,22 @@ def _asked_to_stop() -> list[Statement]:
     ]
 
 
+def _checked_shared(arrays: Arrays, base: int) -> list[Statement]:
+    """Return what clears shared memory, with the check of the deadline before the loop."""
+    clear = _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), base)
+    loop = next((at for at, each in enumerate(clear) if isinstance(each, Label)), len(clear))
+    check = [instruction("setp.gt.or.u64", TEST, NOW, LIMIT, TEST), instruction("bra", Name(STOP), when=TEST)]
+    return [*clear[:loop], *check, *clear[loop:]]
+
+
 def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
-    """Return a loop of all threads over shared memory, 16 bytes each in turn, and a barrier."""
+    """Return a loop of all threads over shared memory, 16 bytes each in turn, and a barrier.
+
+    Before the label of the loop `TEST` says whether the array is elsewhere than it should be.
+    """
     made: list[Statement] = [
         instruction("mov.u32", AT, Name(SHARED)),
         instruction("setp.ne.u32", TEST, AT, Int(base)),
-        instruction("bra", Name(STOP), when=TEST),
         instruction("mov.u32", AT, Name("%tid", "z")),
         instruction("mov.u32", SEEN, Name("%ntid", "y")),
         instruction("mov.u32", WORD, Name("%tid", "y")),

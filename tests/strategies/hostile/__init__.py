@@ -23,6 +23,7 @@ _WEIGHTS = {
     "sync": 1,
     "refused": 0,
     "spelling": 2,
+    "turns": 2,
 }
 """How often each family is mixed with others. Of a kernel that is refused by name nothing else is seen."""
 FAMILIES = {family: tuple(read_forms(family).values()) for family in _WEIGHTS}

@@ -17,8 +17,8 @@ from tensorwasm import ptx
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
-from tensorwasm.ptx.model import Address, Instruction, Statement
-from tensorwasm.ptx.verifier import confinement, verify, warp_forms
+from tensorwasm.ptx.model import Address, Instruction, Name, Statement
+from tensorwasm.ptx.verifier import confinement, turns, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 GUARD = sys.modules["tensorwasm.ptx.guard"]
@@ -75,7 +75,7 @@ def anywhere(*spaces: str) -> Patch:
         monkeypatch.setattr(
             confinement._Confinement,
             "_is_inside",
-            lambda self, address, access: access.space in spaces or saved(self, address, access),
+            lambda self, at, address, access: access.space in spaces or saved(self, at, address, access),
         )
 
     return patch
@@ -92,7 +92,41 @@ def nothing(*_: object, **__: object) -> None:
 
 def first_read_only(size_bytes: object, base: int) -> list[Statement]:
     """Name shared memory, without clearing it."""
-    return CLEAR_SHARED(size_bytes, base)[:3]
+    return CLEAR_SHARED(size_bytes, base)[:2]
+
+
+def proved_anyway(self: fences._Fences, base: Name, _displacement: int, access: fences.MemoryAccess) -> bool:
+    """Take every offset in static shared memory for one inside of it."""
+    return not self._context.arrays.dynamic and not access.row and fences.register_width(base) == 32
+
+
+def bounded_by(most_work: int = turns.MOST_WORK, **lax: object) -> Callable[..., turns.Turns]:
+    """Return a search for loops with a greatest number of turns that lacks some of its checks."""
+    lenient = type("LenientTurns", (turns.Turns,), {"__slots__": (), **lax})
+
+    def find(function, body, lists, work, watch, **options):
+        definitions = turns.Definitions(body, lists, options.get("leaving", ()), watch)
+        made = lenient(definitions, turns.Ranges(definitions, 1024), options.get("counting", ()), work, most_work)
+        made.find()
+        return made
+
+    return find
+
+
+def anything_ends(self: turns.Turns, head: int, end: int) -> turns.BoundedLoop:
+    """Take every loop for one of three turns."""
+    return turns.BoundedLoop(head, end, 3, "", 0)
+
+
+def entered_anywhere(self: turns.Turns, name: str, head: int, end: int) -> turns.Range:
+    """Take every register for 0 where a loop is entered."""
+    return turns.Range(0, 0)
+
+
+def bounded_without(**lax: object) -> dict[str, Patch]:
+    """Return how checks of the turns of loops are switched off in the guard and in the verifier."""
+    find = bounded_by(**lax)
+    return {"without": put(GUARD, "find_turns", find), "unverified": put(VERIFY, "find_turns", find)}
 
 
 CLEAR_SHARED = templates._clear_shared
@@ -140,6 +174,23 @@ RULES = [
         ("control/",),
         put(GUARD, "add_charges", lambda body, *_: polls.Charged(list(body))),
         put(VERIFY, "_check_work", nothing),
+    ),
+    Rule(
+        "the deadline is checked first",
+        ("wild/", "control/"),
+        put(GUARD, "is_quick", lambda _statement: True),
+        nothing,
+        shown=False,
+    ),
+    Rule("loops have one entry", ("turns/", "control/"), **bounded_without(_is_closed=lambda *_: True)),
+    Rule("turns of loops are bounded", ("turns/",), **bounded_without(_bounded=anything_ends)),
+    Rule("where counters begin", ("turns/",), **bounded_without(_entering=entered_anywhere)),
+    Rule("work of all turns together", ("turns/",), **bounded_without(most_work=1 << 62)),
+    Rule(
+        "ranges of offsets in shared memory",
+        ("turns/access", "shared/"),
+        put(fences._Fences, "_is_proved", proved_anyway),
+        put(confinement._Confinement, "_is_in_range", lambda *_: True),
     ),
     Rule(
         "indices of branches",
@@ -253,3 +304,26 @@ def test_long_straight_code_is_counted():
     assert verify(text).entry == "k"
     with pytest.raises(UnsupportedPtx, match="too much work"):
         verify(re.sub(r"(add.u32 %tw_fuel, %tw_fuel), \d+", r"\1, 0", text))
+
+
+@pytest.mark.parametrize("count", [0, 3, 64, 65, 200])
+def test_the_deadline_is_checked_before_what_takes_time(count):
+    quick = "add.u32 %r1, %r1, 1;\n" * count
+    load = "ld.global.u32 %r2, [%rd1];"
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<3>; {quick} {load} ret; }}"
+    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
+    verify(printed)
+    check = "\tsetp.gt.u64 %tw_q, %tw_now, %tw_limit;\n\t@%tw_q bra __tw_stop;\n"
+    assert printed.count(check) == 1
+    before = printed.partition(check)[0]
+    assert before.count("add.u32 %r") == min(count, 64)
+    moved = printed.replace(check, "").replace("\tret;", f"{check}\tret;")
+    for damaged in (printed.replace(check, ""), moved):
+        with pytest.raises(UnsupportedPtx, match=r"deadline|form|end"):
+            verify(damaged)
+
+
+def test_an_instruction_of_the_whole_warp_may_come_first():
+    matrix = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r2,%r3,%r4,%r5},{%r1,%r1,%r1,%r1},{%r1,%r1},"
+    text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<9>; mov.u32 %r1, 5; {matrix} {{%r2,%r2,%r2,%r2}}; ret; }}"
+    assert verify(ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)).whole_warps

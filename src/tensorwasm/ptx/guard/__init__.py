@@ -7,6 +7,7 @@ trusted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
@@ -16,7 +17,7 @@ from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_v
 from tensorwasm.ptx.guard.fences import Fenced, fence
 from tensorwasm.ptx.guard.flat import FlatFunction, flatten
 from tensorwasm.ptx.guard.lower import Context, lower
-from tensorwasm.ptx.guard.polls import add_charges
+from tensorwasm.ptx.guard.polls import Charged, add_charges
 from tensorwasm.ptx.guarded import (
     CONST,
     FAMILIES,
@@ -32,10 +33,12 @@ from tensorwasm.ptx.guarded import (
     Arrays,
 )
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, TargetList, Variable
-from tensorwasm.ptx.templates import epilogue, program_registers, prologue
+from tensorwasm.ptx.templates import checks_late, deadline_check, epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
-from tensorwasm.ptx.verifier.costs import function_cost
+from tensorwasm.ptx.verifier.costs import MAX_QUICK, function_cost, is_quick, sums
+from tensorwasm.ptx.verifier.ranges import MOST_STEPS
+from tensorwasm.ptx.verifier.turns import find_turns
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
@@ -184,10 +187,11 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
-    charged = add_charges(body.body, costs, flat.register, _varying(function, body.body, watch), body.staying)
+    charged, polled = _charged(flat, body, costs, watch)
+    if function.entry and checks_late(arrays):
+        quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
+        charged.body[quick:quick] = deadline_check()
     statements = add_presence(charged.body)
-    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.polls))
-    polled = polled or function.entry
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
     head += [Variable("reg", kind, each, count=counts[each]) for each, kind in FAMILIES.items() if counts[each]]
@@ -212,6 +216,17 @@ def _assemble(
         (*head, *statements, *end),
         function.position,
     )
+
+
+def _charged(flat: FlatFunction, body: Fenced, costs: dict[str, int], watch: Watch) -> tuple[Charged, bool]:
+    """Return a function that counts its work, and whether it reads the clock when it begins; note its cost."""
+    function, statements = flat.function, body.body
+    lists = {each.label: each.targets for each in statements if isinstance(each, TargetList)}
+    turns = find_turns(function, statements, lists, sums(statements, costs), watch, most_steps=MOST_STEPS // 2)
+    varying = _varying(function, statements, watch)
+    made = add_charges(statements, costs, flat.register, varying, body.staying, turns)
+    costs[function.name], polled = function_cost(statements, costs, turns.more, loops=bool(made.polls))
+    return made, polled or function.entry
 
 
 def _aligned(param: Variable, aligns: dict[str, int]) -> Variable:

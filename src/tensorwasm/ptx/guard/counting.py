@@ -8,7 +8,7 @@ unroll that as it could the original.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +51,13 @@ class CountedLoop:
     signed: bool
 
 
-def counted_loops(body: list[Statement]) -> dict[int, CountedLoop]:
-    """Return the loops whose turns can be counted, by the index of the label at their head."""
+def counted_loops(body: list[Statement], bounded: Collection[int]) -> dict[int, CountedLoop]:
+    """Return the loops whose turns can be counted, by the index of the label at their head.
+
+    Args:
+        body: of a function.
+        bounded: heads of loops that are counted nowhere.
+    """
     labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
     aims: Counter[str] = Counter()
     for each in body:
@@ -65,7 +70,7 @@ def counted_loops(body: list[Statement]) -> dict[int, CountedLoop]:
         if isinstance(statement, Instruction) and statement.opcode == "bra" and isinstance(statement.operands[0], Name):
             name = statement.operands[0].name
             head = labels.get(name, at)
-            if head < at and aims[name] == 1 and _is_simple(body[head:at], labels, head):
+            if head < at and head not in bounded and aims[name] == 1 and _is_simple(body[head:at], labels, head):
                 made = _counted(body, head, at)
                 if made is not None:
                     found[head] = made

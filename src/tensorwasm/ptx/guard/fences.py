@@ -34,11 +34,14 @@ from tensorwasm.ptx.guarded import (
     ZERO,
 )
 from tensorwasm.ptx.layout import ELEMENT_BYTES
-from tensorwasm.ptx.model import Address, Instruction, Int, Name, Operand, Statement, Vector
+from tensorwasm.ptx.model import Address, Instruction, Int, Name, Operand, Statement, TargetList, Vector
 from tensorwasm.ptx.templates import instruction
+from tensorwasm.ptx.verifier.costs import sums
 from tensorwasm.ptx.verifier.form import MemoryAccess, NotAccepted
 from tensorwasm.ptx.verifier.forms import form
 from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE
+from tensorwasm.ptx.verifier.ranges import MOST_STEPS, Ranges, number
+from tensorwasm.ptx.verifier.turns import MOST_WORK, find_turns
 from tensorwasm.watch import Watch
 
 _MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
@@ -105,14 +108,17 @@ class _Fences:
         self._twins: dict[_Fence, Name] = {}
         self._of: dict[str, list[_Fence]] = {}
         self._lowest = 0
+        self._at = 0
 
     def run(self, watch: Watch) -> Fenced:
         """Fence all accesses, then compute the twins where their registers are written."""
         self._constants = _constants(self._lowered.body, watch)
+        self._ranges = _ranges(self._flat, self._lowered.body, watch)
         lowest, none = lowest_displacements(self._lowered.body, watch), Lowest()
         accesses: list[Statement] = []
         for index, statement in enumerate(watch.over(self._lowered.body)):
             self._out, self._lowest = [], lowest.get(index, none).displacement
+            self._at = index
             accesses.append(self._confined(statement))
             accesses[-1:-1] = self._out
         self._out = self._made.body
@@ -235,12 +241,27 @@ class _Fences:
         self._made.shared = True
         offset = self._offset(address, "shared")
         if offset is None and isinstance(base, Name):
+            if self._is_proved(base, displacement, access):
+                return Address(base, start + displacement)
             outside = displacement - self._lowest
             inside = outside % align == 0 and 0 <= outside <= _MOST_SHARED_DISPLACEMENT
             added = self._lowest if inside else displacement
             self._reserve(displacement - added + access.size_bytes)
             return Address(self._twin(base, space, align, added), start + displacement - added)
         return self._known(offset or 0, space, access)
+
+    def _is_proved(self, base: Name, displacement: int, access: MemoryAccess) -> bool:
+        """Return whether an access of shared memory is certainly aligned, and begins in the kernel's variables."""
+        size, align = self._context.places.shared_bytes, access.align
+        if self._context.arrays.dynamic or access.row or displacement % align or register_width(base) != 32:
+            return False
+        if self._aligned.get(base.name, 1) < align:
+            return False
+        offsets = number(self._ranges.at(base, self._at, 32), 32, "u")
+        if offsets.low + displacement < 0 or offsets.high + displacement > size:
+            return False
+        self._reserve(offsets.high + displacement + access.size_bytes - size)
+        return True
 
     def _reserve(self, end: int) -> None:
         self._made.reserve_bytes = max(self._made.reserve_bytes, end)
@@ -339,6 +360,13 @@ _SPACES: Final[dict[str, Callable[[_Fences, Address, MemoryAccess], Address]]] =
     "local": _Fences.local,
     "const": _Fences.const,
 }
+
+
+def _ranges(flat: FlatFunction, body: list[Statement], watch: Watch) -> Ranges:
+    """Return the ranges of a function's registers: those that the verifier finds, when loops do more work, too."""
+    lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
+    steps, work = MOST_STEPS // 4, MOST_WORK // 4
+    return find_turns(flat.function, body, lists, sums(body, {}), watch, most_steps=steps, most_work=work).ranges
 
 
 def _constants(body: list[Statement], watch: Watch) -> dict[str, int]:

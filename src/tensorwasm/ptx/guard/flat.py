@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import PROGRAM_FAMILIES, RESERVED, register_bits
+from tensorwasm.ptx.guarded import NOT_UNROLLED, PROGRAM_FAMILIES, RESERVED, register_bits
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import (
     Address,
@@ -48,7 +48,7 @@ class FlatFunction:
     Attributes:
         registers: how many of each of `PROGRAM_FAMILIES` it uses, by their bits.
         variables: of the body in shared, local, global and constant memory.
-        body: instructions, labels, lists of labels, and declarations of parameters of calls.
+        body: instructions, labels, lists of labels, declarations of parameters of calls, and `NOT_UNROLLED`.
     """
 
     function: Function
@@ -129,7 +129,9 @@ class _Flattener:
                     self._variable(statement)
                 case Block():
                     self._block(statement.body)
-                case Directive():  # debugging and hints to the compiler
+                case Directive() if statement == NOT_UNROLLED:
+                    add(NOT_UNROLLED)
+                case Directive():  # debugging and other hints to the compiler
                     pass
         self._scopes.pop()
         self._operands.clear()

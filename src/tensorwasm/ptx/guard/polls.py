@@ -8,9 +8,10 @@ from typing import Final
 
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
 from tensorwasm.ptx.guarded import COUNTER, FUEL, FUEL_COMMON, FUEL_USED
-from tensorwasm.ptx.model import Instruction, Label, Name, Statement, TargetList
+from tensorwasm.ptx.model import Directive, Instruction, Label, Name, Statement, TargetList
 from tensorwasm.ptx.templates import Poll, again_label, back_label, charge, charged_branch, counted_branch, pay_turns
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
+from tensorwasm.ptx.verifier.turns import Turns
 
 _TEMPLATES: Final = 256
 """Work of templates on a way forward, which the verifier sees and the guard does not."""
@@ -34,6 +35,7 @@ def add_charges(
     new: NewRegister,
     varying: Collection[str] | None,
     staying: Collection[int],
+    turns: Turns,
 ) -> Charged:
     """Return a body that counts its work.
 
@@ -43,8 +45,9 @@ def add_charges(
         new: returns a new register of the program.
         varying: registers whose values may differ between the threads of a warp; None if all may.
         staying: branches, by their index, of loops that no thread may leave early.
+        turns: loops that have a greatest number of turns, and count nothing.
     """
-    charging = _Charging(body, functions, new, varying, staying)
+    charging = _Charging(body, functions, new, varying, staying, turns)
     for at in range(len(body)):
         charging.statement(at)
     return charging.made
@@ -58,6 +61,7 @@ class _Charging:
         new: NewRegister,
         varying: Collection[str] | None,
         staying: Collection[int],
+        turns: Turns,
     ) -> None:
         self.made = Charged()
         self._body = body
@@ -67,17 +71,30 @@ class _Charging:
         self._staying = staying
         self._labels = {each.name: at for at, each in enumerate(body) if isinstance(each, Label)}
         self._lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
-        self._total = sums(body, functions)
+        self._turns = turns
+        self._total = sums(body, functions, turns.more)
+        self._outermost: dict[int, int] = {}
+        self._uncounted: set[int] = set()
+        for loop in sorted(turns.loops.values(), key=lambda loop: -loop.branch):
+            if loop.head not in self._uncounted:
+                self._uncounted.update(range(loop.head, loop.branch + 1))
+                self._outermost[loop.head] = self._total[loop.branch + 1] - self._total[loop.head]
         self._forward = ForwardWork(functions, self._lists)
-        self._loops = {head: loop for head, loop in counted_loops(body).items() if loop.branch not in staying}
+        counted = counted_loops(body, {loop.head for loop in turns.loops.values()})
+        self._loops = {head: loop for head, loop in counted.items() if loop.branch not in staying}
         self._open: dict[int, tuple[Name, int]] = {}
 
     def statement(self, at: int) -> None:
         """Add a statement, with what is counted before it and after it."""
         statement, made = self._body[at], self.made
+        if isinstance(statement, Directive):
+            # Loops that are paid for in advance are quicker unrolled, so the hint stays in those that count nothing.
+            made.body += [statement] * (at in self._uncounted)
+            return
         if at in self._loops:
             self._pay(at, self._loops[at])
         work = cost(statement, self._functions) if isinstance(statement, Instruction) else 0
+        work = self._outermost.get(at, 0 if at in self._uncounted else work)
         if work and self._forward.amount and self._forward.amount + work > _MOST_UNCOUNTED:
             self._count_forward()
         if at in self._open:
@@ -91,7 +108,9 @@ class _Charging:
         if not (isinstance(statement, Instruction) and self._branch(statement, at)):
             made.body.append(statement)
         self._forward.add(statement)
-        if isinstance(statement, Label) and at not in self._loops and self._forward.amount > FUEL // 2:
+        self._forward.amount += self._turns.more.get(at, 0)
+        known = at in self._loops or at in self._uncounted
+        if isinstance(statement, Label) and not known and self._forward.amount > FUEL // 2:
             self._count_forward()
 
     def _count_forward(self) -> None:
@@ -141,7 +160,7 @@ class _Charging:
             return False
         targets = branch_targets(branch, self._lists)
         first = min((self._labels[name] for name in targets if name in self._labels), default=at)
-        if first >= at:
+        if first >= at or at in self._turns.loops:
             return False
         amount = min(self._work(first, at), FUEL)
         if branch.opcode == "brx":

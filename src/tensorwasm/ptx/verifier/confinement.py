@@ -19,6 +19,7 @@ from tensorwasm.ptx.verifier.costs import branch_targets
 from tensorwasm.ptx.verifier.form import AcceptedForm, MemoryAccess, NotAccepted
 from tensorwasm.ptx.verifier.forms import form
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
+from tensorwasm.ptx.verifier.ranges import number
 from tensorwasm.ptx.verifier.reading import is_program_register
 
 _UNBOUNDED: Final = 1 << 32
@@ -38,7 +39,7 @@ class _Confinement:
         self._read = read
         self._kernel = kernel
         self._bounds: dict[str, int] = {}
-        self._forms: list[tuple[Instruction, AcceptedForm]] = []
+        self._forms: list[tuple[int, Instruction, AcceptedForm]] = []
         self._aligned: dict[str, int] = {}
 
     def check(self) -> None:
@@ -46,16 +47,16 @@ class _Confinement:
         read, params = self._read, dict[str, int]()
         for at, statement in enumerate(read.body):
             if isinstance(statement, Instruction) and at not in read.trusted:
-                self._instruction(statement)
+                self._instruction(at, statement)
         if read.function.entry:
             params = {each.name: each.pointer[1] for each in read.function.params if each.pointer is not None}
         self._aligned = aligned_registers(read.body, params, self._kernel.watch)
-        for instruction, made in self._forms:
-            self._check_accesses(instruction, made)
+        for at, instruction, made in self._forms:
+            self._check_accesses(at, instruction, made)
 
     # ----------------------------------------------------------------------------------------- instructions
 
-    def _instruction(self, instruction: Instruction) -> None:
+    def _instruction(self, at: int, instruction: Instruction) -> None:
         read = self._read
         guard = instruction.guard
         if guard is not None and not is_program_register(guard.predicate):
@@ -64,19 +65,19 @@ class _Confinement:
         if isinstance(target, Name) and target.name in read.reserved:
             self._fence(instruction, target)
         elif instruction.opcode == "brx":
-            self._indexed_branch(instruction)
+            self._indexed_branch(at, instruction)
         elif instruction.opcode not in ("bra", "call"):
-            self._listed(instruction)
+            self._listed(at, instruction)
 
-    def _indexed_branch(self, branch: Instruction) -> None:
+    def _indexed_branch(self, at: int, branch: Instruction) -> None:
         targets = branch_targets(branch, self._read.lists)
         if branch.modifiers != ("idx",) or len(branch.operands) != 2 or branch.operands[1] == Name(targets[0]):
             self._read.refuse("a branch through a list", branch)
         if any(name.startswith(rules.RESERVED) for name in targets):
             self._read.refuse("a branch into the guard's code", branch)
-        self._forms.append((branch, AcceptedForm(bounds=((0, len(targets) - 1, 1),))))
+        self._forms.append((at, branch, AcceptedForm(bounds=((0, len(targets) - 1, 1),))))
 
-    def _listed(self, instruction: Instruction) -> None:
+    def _listed(self, at: int, instruction: Instruction) -> None:
         read = self._read
         try:
             made = form(instruction)
@@ -90,7 +91,7 @@ class _Confinement:
                     read.refuse("a register of the guard", instruction)
                 if name.startswith("__tw_") or name in read.params or name in self._kernel.names:
                     read.refuse("an address", instruction)
-        self._forms.append((instruction, made))
+        self._forms.append((at, instruction, made))
 
     # --------------------------------------------------------------------------------------------- fences
 
@@ -151,14 +152,14 @@ class _Confinement:
 
     # -------------------------------------------------------------------------------------------- accesses
 
-    def _check_accesses(self, instruction: Instruction, made: AcceptedForm) -> None:
+    def _check_accesses(self, at: int, instruction: Instruction, made: AcceptedForm) -> None:
         read, operands = self._read, instruction.operands
         addresses = {each.operand for each in made.accesses}
         if any(isinstance(operand, Address) and index not in addresses for index, operand in enumerate(operands)):
             read.refuse("an address that is not accessed", instruction)
         for access in made.accesses:
             address = operands[access.operand]
-            if not isinstance(address, Address) or address.coordinates or not self._is_inside(address, access):
+            if not isinstance(address, Address) or address.coordinates or not self._is_inside(at, address, access):
                 read.refuse("an access that is not confined", instruction)
         for index, most, align in made.bounds:
             operand = operands[index]
@@ -167,7 +168,7 @@ class _Confinement:
             if _family(name) != rules.INDEX or known > most or self._aligned.get(name, align) < align:
                 read.refuse("an index that is not bounded", instruction)
 
-    def _is_inside(self, address: Address, access: MemoryAccess) -> bool:
+    def _is_inside(self, at: int, address: Address, access: MemoryAccess) -> bool:
         """Return whether an access is confined to the kernel's part of its state space, and aligned."""
         base, offset = address.base, address.offset
         if not isinstance(base, Name) or base.component is not None or offset % access.align:
@@ -176,8 +177,10 @@ class _Confinement:
             return self._is_param(base.name, offset, access)
         if base.name in _ARRAYS.values():
             return _ARRAYS.get(access.space) == base.name and not access.row and self._is_in_array(access, offset)
-        if base.name not in self._read.reserved or self._aligned.get(base.name, 16) < access.align:
+        if self._aligned.get(base.name, 16) < access.align:
             return False
+        if base.name not in self._read.reserved:
+            return access.space == "shared" and not access.row and self._is_in_range(at, base, offset, access)
         return self._is_fenced(base.name, offset, access)
 
     def _is_param(self, name: str, offset: int, access: MemoryAccess) -> bool:
@@ -196,6 +199,14 @@ class _Confinement:
             return False  # the array is the kernel's
         sizes = {"shared": arrays.shared_bytes, "local": arrays.local_bytes, "const": arrays.const_bytes}
         return offset >= 0 and end <= sizes[access.space]
+
+    def _is_in_range(self, at: int, base: Name, offset: int, access: MemoryAccess) -> bool:
+        """Return whether an access of shared memory through a register of the program is inside of the array."""
+        kernel, turns = self._kernel, self._read.turns
+        if turns is None or kernel.arrays.dynamic or not is_program_register(base) or not base.name.startswith("%r"):
+            return False
+        offsets, start = number(turns.ranges.at(base, at, 32), 32, "u"), offset - kernel.shared_base
+        return offsets.low + start >= 0 and offsets.high + start + access.size_bytes <= kernel.arrays.shared_bytes
 
     def _is_fenced(self, name: str, offset: int, access: MemoryAccess) -> bool:
         """Return whether an access through a register of the guard is confined."""

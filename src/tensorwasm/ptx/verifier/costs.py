@@ -1,7 +1,9 @@
 """Bounds of the work of instructions, in units of fuel: how often loops of guarded kernels poll their deadline.
 
 A unit is at most some 0.5 us of a full GPU: an addition of all resident threads takes 0.02 us, a load from scattered
-addresses some 100 us, atomic operations of all threads on one word some 300 us.
+addresses some 100 us, atomic operations of all threads on one word some 300 us. Of shared memory, 64 warps of a
+multiprocessor that load 16 bytes a thread from one bank take 8,192 cycles, and an approximation of theirs in single
+precision 128.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ _SMALL: Final = FUEL // 8
 """Work of a function that does not check the deadline when it is called."""
 _ENDS: Final = frozenset({"bra", "brx", "ret", "exit"})
 
+MAX_QUICK: Final = 64
+"""Instructions that a kernel may have before it checks the deadline, all of them quick."""
+_QUICK: Final = frozenset({"add", "and", "cvt", "mad", "max", "min", "mov", "mul", "or", "setp", "shl", "shr", "sub"})
+
 _COSTS: Final = {
     **dict.fromkeys(("ld", "ldu", "st", "cp", "wmma", "membar", "fence"), 256),
     **dict.fromkeys(("atom", "red"), 1024),
@@ -25,7 +31,10 @@ _COSTS: Final = {
     "nanosleep": 8192,
 }
 _CHEAP_SPACES: Final = frozenset({"param", "const"})
-_NEAR_SPACES: Final = frozenset({"shared", "shared::cta", "local"})
+_SHARED_SPACES: Final = frozenset({"shared", "shared::cta"})
+_NEAR_SPACES: Final = _SHARED_SPACES | {"local"}
+_SHARED_COST: Final = 12
+_APPROXIMATION_COST: Final = 4
 
 
 def cost(instruction: Instruction, functions: Mapping[str, int]) -> int:
@@ -36,14 +45,33 @@ def cost(instruction: Instruction, functions: Mapping[str, int]) -> int:
     if opcode in ("ld", "st", "atom", "red") and words:
         if not _CHEAP_SPACES.isdisjoint(words):
             return 2
+        if opcode in ("ld", "st") and not _SHARED_SPACES.isdisjoint(words):
+            return _SHARED_COST
         if not _NEAR_SPACES.isdisjoint(words):
             return 32
+    if "approx" in words and words[-1] == "f32":
+        return _APPROXIMATION_COST
     return _COSTS.get(opcode, 1)
 
 
-def sums(body: Sequence[Statement], functions: Mapping[str, int]) -> list[int]:
-    """Return the work of all statements before each, and of all."""
-    return list(accumulate((_statement_cost(each, functions) for each in body), initial=0))
+def is_quick(statement: Statement) -> bool:
+    """Return whether a statement is an instruction that takes hardly any time, and goes on behind itself."""
+    if not isinstance(statement, Instruction):
+        return False
+    return statement.opcode in _QUICK or (statement.opcode == "ld" and statement.modifiers[:1] == ("param",))
+
+
+def sums(body: Sequence[Statement], functions: Mapping[str, int], turns: Mapping[int, int] | None = None) -> list[int]:
+    """Return the work of all statements before each, and of all.
+
+    Args:
+        body: of a function.
+        functions: cost of each function that it may call.
+        turns: work of all turns but one of loops that have a greatest number of turns, by the index of their heads.
+    """
+    more = turns or {}
+    work = (_statement_cost(each, functions) + more.get(at, 0) for at, each in enumerate(body))
+    return list(accumulate(work, initial=0))
 
 
 def _statement_cost(statement: Statement, functions: Mapping[str, int]) -> int:
@@ -95,7 +123,9 @@ class ForwardWork:
             self.amount = 0
 
 
-def function_cost(body: Sequence[Statement], functions: Mapping[str, int], *, loops: bool) -> tuple[int, bool]:
+def function_cost(
+    body: Sequence[Statement], functions: Mapping[str, int], turns: Mapping[int, int], *, loops: bool
+) -> tuple[int, bool]:
     """Return what a call of a function costs, and whether the function checks the deadline when it is called."""
-    total = sums(body, functions)[-1]
+    total = sums(body, functions, turns)[-1]
     return (min(total, FUEL), True) if loops or total > _SMALL else (total, False)

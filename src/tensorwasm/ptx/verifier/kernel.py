@@ -10,6 +10,7 @@ from tensorwasm.ptx.guarded import Arrays
 from tensorwasm.ptx.model import Function, Instruction, Name, Statement, Variable
 from tensorwasm.ptx.printer import render_instruction
 from tensorwasm.ptx.templates import Poll
+from tensorwasm.ptx.verifier.turns import Turns
 from tensorwasm.watch import Watch
 
 
@@ -80,6 +81,8 @@ class ReadFunction:
         trusted: indices of statements that are parts of the guard's templates.
         agreed: predicates that a whole warp was found to agree on before a statement, by its index.
         traps: whether it has a way to the trap.
+        checked: how many statements of ``body`` stand before the check of the deadline, -1 if the prologue has it.
+        turns: the loops whose turns are bounded, None while they have not been looked for.
     """
 
     function: Function
@@ -100,6 +103,8 @@ class ReadFunction:
     trusted: set[int] = field(default_factory=set)
     agreed: dict[int, str] = field(default_factory=dict)
     traps: bool = False
+    checked: int = -1
+    turns: Turns | None = None
 
     def refuse(self, why: str, at: Statement | Function) -> NoReturn:
         """Refuse the text because of a statement."""

@@ -54,7 +54,7 @@ class _FunctionReader:
         self._kernel = kernel
         self._body = list(function.body or ())
         self._present = False
-        self._templates = (self._charge, self._payment, self._counted, self._call, self._agreement)
+        self._templates = (self._charge, self._payment, self._counted, self._call, self._agreement, self._check)
         self.made.reserved.update(each.name for each in rules.REGISTERS)
         self.made.readable.update((rules.HIGH.name, rules.DATA.name))
         if kernel.arrays.local_bytes:
@@ -166,7 +166,7 @@ class _FunctionReader:
                 made.params[name] = statement
             case Instruction() if statement.opcode == "bra":
                 self._branch(statement)
-            case Instruction() | TargetList():
+            case Instruction() | TargetList() | rules.NOT_UNROLLED:
                 pass
             case _:
                 made.refuse("a statement that is not available", statement)
@@ -282,6 +282,14 @@ class _FunctionReader:
         target = statement.operands[0]
         is_counter = isinstance(target, Name) and target.name.startswith(rules.COUNTER)
         return target if is_counter and isinstance(target, Name) and target.name in self.made.reserved else None
+
+    def _check(self, at: int) -> int:
+        """Take the check of the deadline; return how many statements it is."""
+        wanted, made = templates.deadline_check(), self.made
+        if self._body[at : at + len(wanted)] != wanted or made.checked >= 0:
+            return 0
+        made.checked = len(made.body)
+        return len(wanted)
 
     def _agreement(self, at: int) -> int:
         """Take the check that a warp goes one way; return how many statements it is."""

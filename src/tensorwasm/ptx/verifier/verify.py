@@ -16,9 +16,18 @@ from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, 
 from tensorwasm.ptx.parser import parse
 from tensorwasm.ptx.verifier.confinement import check_confinement
 from tensorwasm.ptx.verifier.convergence import WARP_LANES, TooManyBlocks, hazards, waits
-from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, ends_run, function_cost, sums
+from tensorwasm.ptx.verifier.costs import (
+    MAX_QUICK,
+    ForwardWork,
+    branch_targets,
+    ends_run,
+    function_cost,
+    is_quick,
+    sums,
+)
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
 from tensorwasm.ptx.verifier.reading import prologue, read_function
+from tensorwasm.ptx.verifier.turns import Turns, find_turns
 from tensorwasm.values import NEVER, Deadline, Dim3
 from tensorwasm.watch import Watch
 
@@ -119,12 +128,15 @@ def _is_array(size_bytes: int) -> bool:
 def _check_function(function: Function, kernel: KernelFacts) -> None:
     """Accept a function, whose callees have been accepted, or refuse it."""
     read = read_function(function, kernel)
-    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.polls))
+    read.turns = _turns(read, kernel)
+    work, polled = function_cost(read.body, kernel.costs, read.turns.more, loops=bool(read.polls))
     polled = polled or function.entry
     body = list(function.body or ())
     head = prologue(read, kernel, polled=polled)
     start = next(at for at, each in enumerate(body) if not isinstance(each, Variable))
     if body[start : start + len(head)] != head:
+        read.refuse("the deadline is not checked at the beginning", function)
+    if function.entry and templates.checks_late(kernel.arrays) and not _checks_deadline(read):
         read.refuse("the deadline is not checked at the beginning", function)
     check_confinement(read, kernel)
     _check_work(read, kernel)
@@ -141,9 +153,23 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     )
 
 
+def _checks_deadline(read: ReadFunction) -> bool:
+    """Return whether a kernel checks the deadline before it does anything that takes time."""
+    return 0 <= read.checked <= MAX_QUICK and all(map(is_quick, read.body[: read.checked]))
+
+
+def _turns(read: ReadFunction, kernel: KernelFacts) -> Turns:
+    """Return the loops of a function whose turns are bounded, and that count no work themselves."""
+    counting = {*read.charges, *read.counted, *(each.at for each in read.payments.values())}
+    work = sums(read.body, kernel.costs)
+    return find_turns(read.function, read.body, read.lists, work, kernel.watch, leaving=read.leaving, counting=counting)
+
+
 def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
     """Check that every way through a function counts its work often enough."""
-    total = sums(read.body, kernel.costs)
+    turns = read.turns
+    assert turns is not None  # noqa: S101 - found before
+    total = sums(read.body, kernel.costs, turns.more)
     forward = ForwardWork(kernel.costs, read.lists)
     paid_at = {each.at: each.whole for each in read.payments.values()}
     for at, statement in enumerate(read.body):
@@ -154,8 +180,8 @@ def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
             forward.counted(charged)
         before = forward.amount
         forward.add(statement)
-        forward.amount += paid_at.get(at, 0)
-        if isinstance(statement, Instruction) and branch:
+        forward.amount += paid_at.get(at, 0) + turns.more.get(at, 0)
+        if isinstance(statement, Instruction) and branch and at not in turns.loops:
             labels = [name for name in branch_targets(statement, read.lists) if read.labels.get(name, at + 1) <= at]
             if labels:
                 first = min(read.labels[name] for name in labels)
@@ -164,7 +190,7 @@ def _check_work(read: ReadFunction, kernel: KernelFacts) -> None:
                     read.refuse("a way backward does not count its work", statement)
             if charged:
                 forward.counted(charged)
-        if forward.amount > rules.FUEL and before:
+        if forward.amount > rules.FUEL and (before or at in turns.more):
             read.refuse("too much work between two polls", statement)
 
 
