@@ -18,7 +18,7 @@ from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
 from tensorwasm.ptx.model import Address, Instruction, Statement
-from tensorwasm.ptx.verifier import confinement, verify, warp_forms
+from tensorwasm.ptx.verifier import confinement, convergence, reading, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 GUARD = sys.modules["tensorwasm.ptx.guard"]
@@ -150,7 +150,7 @@ RULES = [
     Rule(
         "warps agree",
         ("sync/",),
-        put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: (body, set())),
+        put(GUARD, "add_agreements", lambda _function, body, *_: (body, set())),
         nothing,
         shown=False,
     ),
@@ -161,7 +161,24 @@ RULES = [
         nothing,
         shown=False,
     ),
-    Rule("whole warps", ("sync/",), None, put(warp_forms, "_require_whole_warp", nothing)),
+    Rule(
+        "whole warps",
+        ("sync/",),
+        put(GUARD, "widen_masks", nothing),
+        put(warp_forms, "_require_whole_warp", nothing),
+    ),
+    Rule(
+        "threads that return early wait elsewhere",
+        ("sync/function-left-early",),
+        None,
+        put(convergence._Analysis, "_may_return", lambda *_: False),
+    ),
+    Rule(
+        "programs end before the guard's code",
+        ("sync/behind-the-end",),
+        put(GUARD, "_ends", lambda _statements: True),
+        put(reading._FunctionReader, "_require_end", nothing),
+    ),
     Rule(
         "functions get the launch parameter",
         ("control/", "local/"),

@@ -11,11 +11,13 @@ from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.flow import components, signature
-from tensorwasm.ptx.guard.agreements import add_agreements, add_presence
+from tensorwasm.ptx.guard.agreements import Narrow, add_agreements, add_presence
 from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_variables
 from tensorwasm.ptx.guard.fences import Fenced, fence
 from tensorwasm.ptx.guard.flat import FlatFunction, flatten
 from tensorwasm.ptx.guard.lower import Context, lower
+from tensorwasm.ptx.guard.masks import widen_masks
+from tensorwasm.ptx.guard.pointers import function_numbers, resolve_pointers
 from tensorwasm.ptx.guard.polls import add_charges
 from tensorwasm.ptx.guarded import (
     CONST,
@@ -82,8 +84,14 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         if isinstance(item, Directive) and item.name == "alias":
             raise UnsupportedPtx(".alias", *item.position)
     bodies = [each for each in module.functions() if each.body is not None]
-    flats = _callers_first([flatten(each, watch) for each in bodies], watch)
-    places = place_variables(module.variables(), flats, watch)
+    flats = [flatten(each, watch) for each in bodies]
+    functions = {each.name: each for each in module.functions()}
+    numbers = function_numbers(module.variables(), flats, functions)
+    for flat in flats:
+        resolve_pointers(flat, numbers, functions, watch)
+        widen_masks(flat, watch)
+    flats = _callers_first(flats, watch)
+    places = place_variables(module.variables(), flats, numbers, watch)
     context = _context(module, flats, places, shared_base)
     lowered = [lower(flat, context, watch) for flat in flats]
     params = _pointer_aligns(module, bodies, deadline)
@@ -92,11 +100,7 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         for flat, low in zip(flats, lowered, strict=True)
     ]
     arrays = _arrays(places, context, written)
-    syncing: set[str] = set()
-    for flat, body in reversed(list(zip(flats, written, strict=True))):
-        body.body, body.staying = add_agreements(flat.function, body.body, syncing, watch)
-        if any(waits(each, syncing) for each in body.body):
-            syncing.add(flat.function.name)
+    _agree(flats, written, watch)
     costs: dict[str, int] = {}
     made: list[Function] = []
     for flat, body in reversed(list(zip(flats, written, strict=True))):
@@ -104,6 +108,20 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
     items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
     kept = tuple(word for word in module.target if word.startswith("sm_"))
     return Guarded(Module(module.version, kept, 64, tuple(items)), arrays, places.shared_bytes, places.data)
+
+
+def _agree(flats: list[FlatFunction], written: list[Fenced], watch: Watch) -> None:
+    """Add the checks that the threads of warps agree to all functions."""
+    syncing, narrow = set[str](), set[str]()
+    for flat, body in reversed(list(zip(flats, written, strict=True))):
+        here = Narrow(flat.narrow, narrow)
+        body.body, body.staying = add_agreements(flat.function, body.body, syncing, here, watch)
+        if any(waits(each, syncing) for each in body.body):
+            syncing.add(flat.function.name)
+        if flat.narrow or any(
+            isinstance(each, Instruction) and each.opcode == "call" and waits(each, narrow) for each in body.body
+        ):
+            narrow.add(flat.function.name)
 
 
 def _callers_first(flats: list[FlatFunction], watch: Watch) -> list[FlatFunction]:

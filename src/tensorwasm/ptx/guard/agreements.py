@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guarded import LAUNCH, WHOLE_WARP_ONLY
 from tensorwasm.ptx.model import Function, Instruction, Label, Name, Statement, TargetList
 from tensorwasm.ptx.templates import agreement, presence
-from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards
+from tensorwasm.ptx.verifier.convergence import TooManyBlocks, hazards, waits
 from tensorwasm.watch import Watch
 
 _LEAVES = frozenset({"bra", "brx", "ret", "exit", "call"})
 """Opcodes behind which threads of the warp may be missing."""
 _ROUNDS = 16
 """A check is itself an instruction at which threads wait, so it may need others before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What the whole warp executes in the place of some of its threads.
+
+    Attributes:
+        instructions: of a function.
+        functions: in which there are such instructions, or calls of such functions.
+    """
+
+    instructions: Collection[Instruction]
+    functions: Collection[str]
 
 
 def add_presence(body: list[Statement]) -> list[Statement]:
@@ -39,7 +53,11 @@ def _is_conditional(statement: Statement) -> bool:
 
 
 def add_agreements(
-    function: Function, body: list[Statement], syncing: Collection[str], watch: Watch
+    function: Function,
+    body: list[Statement],
+    syncing: Collection[str],
+    narrow: Narrow,
+    watch: Watch,
 ) -> tuple[list[Statement], set[int]]:
     """Return a body in which every hazard is checked for, and its branches that no thread may leave early.
 
@@ -47,10 +65,12 @@ def add_agreements(
         function: as it was declared.
         body: without scopes.
         syncing: functions in which threads may wait.
+        narrow: what the whole warp executes in the place of some of its threads. A check for that would end programs
+            that are right: other threads do not have to be there.
         watch: of the deadline.
 
     Raises:
-        UnsupportedPtx: threads may wait at different places, and no check can tell.
+        UnsupportedPtx: threads may wait at different places, and no check can tell or should.
         InvokeTimeout: the deadline passed.
     """
     lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
@@ -61,11 +81,26 @@ def add_agreements(
     def find(leaving: Collection[int] = ()) -> list[int]:
         return hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True, leaving=leaving)
 
+    def find_others() -> list[int]:
+        """Return what of the hazards is left if nobody waits at the instructions ``narrow``."""
+        others = [_unwaiting(each) if id(each) in some else each for each in body]
+        whole = set(syncing).difference(narrow.functions)
+        return hazards(others, lists, whole, (), params, watch, entry=function.entry, rows=True)
+
+    some = {id(each) for each in narrow.instructions}
+    mixed = bool(some) or any(waits(each, narrow.functions) for each in body)
     for _ in range(_ROUNDS):
         try:
             found = find()
         except TooManyBlocks:
             raise UnsupportedPtx("too many branches between barriers", *function.position) from None
+        if mixed and found:
+            parting = set(found).difference(find_others())
+            if parting:
+                raise UnsupportedPtx(
+                    "a mask of some threads of a warp where others may be elsewhere", *body[min(parting)].position
+                )
+            mixed = False
         found = sorted({*found, *partial})
         partial = set()
         if not found:
@@ -82,6 +117,13 @@ def add_agreements(
             made.append(statement)
         body = made
     raise UnsupportedPtx("threads of a warp may wait for each other for ever", *function.position)
+
+
+def _unwaiting(statement: Statement) -> Statement:
+    """Return an instruction at which nobody waits, with the results of another one."""
+    if not isinstance(statement, Instruction):
+        return statement
+    return Instruction("activemask", ("b32",), statement.operands, statement.guard, statement.position)
 
 
 def _staying(body: Sequence[Statement], find: Callable[[Collection[int]], list[int]]) -> set[int]:

@@ -17,6 +17,7 @@ from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guard.arrays import Place
 from tensorwasm.ptx.guard.displacements import Lowest, lowest_displacements
 from tensorwasm.ptx.guard.flat import FlatFunction
+from tensorwasm.ptx.guard.known_values import known_values
 from tensorwasm.ptx.guard.lower import Context, Lowered
 from tensorwasm.ptx.guard.registers import is_register, register_width, written
 from tensorwasm.ptx.guarded import (
@@ -30,7 +31,6 @@ from tensorwasm.ptx.guarded import (
     MAX_DISPLACEMENT_BYTES,
     SHARED,
     SHARED_TOP,
-    WHOLE_WARP,
     ZERO,
 )
 from tensorwasm.ptx.layout import ELEMENT_BYTES
@@ -41,7 +41,6 @@ from tensorwasm.ptx.verifier.forms import form
 from tensorwasm.ptx.verifier.memory_forms import MAX_MATRIX_STRIDE
 from tensorwasm.watch import Watch
 
-_MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
 _FAMILIES: Final = {"global": "a", "shared": "s", "row": "o", "local": "m", "const": "c"}
 _MOST_SHARED_DISPLACEMENT: Final = 4096
 
@@ -108,7 +107,7 @@ class _Fences:
 
     def run(self, watch: Watch) -> Fenced:
         """Fence all accesses, then compute the twins where their registers are written."""
-        self._constants = _constants(self._lowered.body, watch)
+        self._constants = known_values(self._lowered.body, watch)
         lowest, none = lowest_displacements(self._lowered.body, watch), Lowest()
         accesses: list[Statement] = []
         for index, statement in enumerate(watch.over(self._lowered.body)):
@@ -140,8 +139,6 @@ class _Fences:
     # ------------------------------------------------------------------------------------------- accesses
 
     def _confined(self, statement: Statement) -> Statement:
-        if isinstance(statement, Instruction) and statement.opcode in _MASKED:
-            return self._with_mask(statement)
         if not isinstance(statement, Instruction) or not any(isinstance(each, Address) for each in statement.operands):
             return statement
         try:
@@ -163,15 +160,6 @@ class _Fences:
                 operands[access.operand] = confine(self, address, access)
         modifiers, when = statement.modifiers, statement.guard
         return Instruction(statement.opcode, modifiers, tuple(operands), when, statement.position)
-
-    def _with_mask(self, statement: Instruction) -> Instruction:
-        """Return an instruction of a warp with its mask as a number, where it is known."""
-        mask = statement.operands[-1] if statement.operands else None
-        known = self._constants.get(mask.name) if isinstance(mask, Name) else None
-        if known is None:
-            return statement
-        operands = (*statement.operands[:-1], Int(known & WHOLE_WARP))
-        return Instruction(statement.opcode, statement.modifiers, operands, statement.guard, statement.position)
 
     def _with_stride(self, statement: Instruction) -> Instruction:
         """Return an access to a matrix with its stride as a number, where it is known, or else bounded."""
@@ -339,24 +327,3 @@ _SPACES: Final[dict[str, Callable[[_Fences, Address, MemoryAccess], Address]]] =
     "local": _Fences.local,
     "const": _Fences.const,
 }
-
-
-def _constants(body: list[Statement], watch: Watch) -> dict[str, int]:
-    """Return the values of registers that are written once, with a number or its sum with another such register."""
-    writes: dict[str, int] = {}
-    moves: list[Instruction] = []
-    for statement in watch.over(body):
-        if isinstance(statement, Instruction):
-            for name in written(statement):
-                writes[name] = writes.get(name, 0) + 1
-            if statement.opcode in ("mov", "add") and statement.guard is None:
-                moves.append(statement)
-    found: dict[str, int] = {}
-    for statement in watch.over(moves):
-        target, *terms = statement.operands
-        if isinstance(target, Name) and writes.get(target.name) == 1:
-            values = [term.value if isinstance(term, Int) else found.get(getattr(term, "name", "")) for term in terms]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
-                found[target.name] = sum(known)
-    return found

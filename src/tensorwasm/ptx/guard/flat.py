@@ -49,12 +49,14 @@ class FlatFunction:
         registers: how many of each of `PROGRAM_FAMILIES` it uses, by their bits.
         variables: of the body in shared, local, global and constant memory.
         body: instructions, labels, lists of labels, and declarations of parameters of calls.
+        narrow: instructions of the body that the whole warp executes in the place of some of its threads.
     """
 
     function: Function
     registers: dict[int, int] = field(default_factory=lambda: dict.fromkeys(PROGRAM_FAMILIES, 0))
     variables: list[Variable] = field(default_factory=list)
     body: list[Statement] = field(default_factory=list)
+    narrow: list[Instruction] = field(default_factory=list)
 
     def register(self, bits: int) -> Name:
         """Return a new register."""

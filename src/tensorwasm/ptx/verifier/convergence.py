@@ -155,6 +155,9 @@ class _Analysis:
         self._find_first(frozenset())
         # Threads on a way on which no thread waits any more wait for nobody, and nobody for them.
         self._ways = [{each for each in node.successors if self._nodes[each].first != _NONE} for node in self._nodes]
+        for number, node in enumerate(self._nodes):
+            if self._may_return(node):
+                self._ways[number].add(len(self._nodes))
         for number in self._endless():
             self._ways[number] = set(self._nodes[number].successors)
         self._regions = Regions(self._ways, self._watch)
@@ -174,18 +177,24 @@ class _Analysis:
 
     def _endless(self) -> set[int]:
         """Return the blocks from which no way ends: those of a loop with a wait, if nothing waits behind it."""
-        before: list[list[int]] = [[] for _ in self._ways]
+        end = len(self._ways)
+        before: list[list[int]] = [[] for _ in range(end + 1)]
         for number, ways in enumerate(self._ways):
             for each in ways:
                 before[each].append(number)
-        waiting = [number for number, ways in enumerate(self._ways) if not ways]
+        waiting = [end, *(number for number, ways in enumerate(self._ways) if not ways)]
         ending = set(waiting)
         while waiting:
             self._watch.step()
             new = [each for each in before[waiting.pop()] if each not in ending]
             ending.update(new)
             waiting += new
-        return set(range(len(self._ways))) - ending
+        return set(range(end)) - ending
+
+    def _may_return(self, node: _CodeBlock) -> bool:
+        """Return whether some threads may return at the end of a block to a caller who waits, and others go on."""
+        last = self._last(node)
+        return self._end == _RETURN and last is not None and last.opcode == "ret" and last.guard is not None
 
     def _decides(self, number: int) -> bool:
         """Return whether threads wait on some way between a branch and where its ways meet again."""

@@ -146,6 +146,13 @@ class _FunctionReader:
                 taken = 1
             at += taken
         made.end = at
+        self._require_end()
+
+    def _require_end(self) -> None:
+        """Refuse a program that goes on into the epilogue: no analysis knows of that way."""
+        last = self.made.body[-1] if self.made.body else None
+        if not (isinstance(last, Instruction) and last.guard is None and ends_run(last)):
+            self.made.refuse("the program goes on into the guard's code", self.made.function)
 
     def _prologue_length(self, start: int) -> int:
         """Return how many statements the prologue has; whether it is the right one of two is checked later."""

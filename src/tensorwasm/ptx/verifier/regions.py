@@ -14,7 +14,7 @@ class Regions:
     """The regions of a graph of basic blocks.
 
     Args:
-        ways: the blocks that may follow each block; none where the function ends.
+        ways: the blocks that may follow each block; none, or their number, where the function ends.
         watch: of the deadline.
     """
 
