@@ -156,7 +156,7 @@ class _FunctionReader:
 
     def _prologue_length(self, start: int) -> int:
         """Return how many statements the prologue has; whether it is the right one of two is checked later."""
-        for polled in (self.made.function.entry, True):
+        for polled in (True, self.made.function.entry):  # the longer first: the other may be how it begins
             head = prologue(self.made, self._kernel, polled=polled)
             if self._body[start : start + len(head)] == head:
                 return len(head)
