@@ -53,6 +53,7 @@ from tensorwasm.ptx.guarded import (
     ZERO,
     Arrays,
 )
+from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.model import (
     Address,
     Guard,
@@ -84,6 +85,7 @@ def launch_field(offset: int) -> Address:
 def prologue(
     registers: Mapping[int, int],
     counts: Mapping[str, int],
+    returns: Sequence[Variable],
     *,
     entry: bool,
     polled: bool,
@@ -95,6 +97,7 @@ def prologue(
     Args:
         registers: the program's, by their bits.
         counts: registers of each of `FAMILIES`.
+        returns: results of the function: what it does not store must not be what a register happened to hold.
         entry: whether it is a kernel. The memory of a function has been cleared by the kernel.
         polled: whether the deadline is checked: by kernels, and by functions whose work has no small bound.
         arrays: of the kernel.
@@ -110,6 +113,8 @@ def prologue(
         instruction("mov.u32", FUEL_USED, Int(0)),
         instruction("mov.u32", FUEL_COMMON, Int(0)),
     ]
+    for each in returns:
+        made += zero_param(each)
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
@@ -129,6 +134,16 @@ def prologue(
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
     if entry and (arrays.dynamic or arrays.shared_bytes):
         made += _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), shared_base)
+    return made
+
+
+def zero_param(variable: Variable) -> list[Statement]:
+    """Return the stores that make a parameter of a call, or a result, 0."""
+    made, at, size = list[Statement](), 0, variable_bytes(variable)
+    while at < size:
+        step = min(8, variable_align(variable), 1 << (size - at).bit_length() - 1)
+        made.append(instruction(f"st.param.b{8 * step}", Address(Name(variable.name), at), Int(0)))
+        at += step
     return made
 
 

@@ -168,10 +168,31 @@ RULES = [
         put(warp_forms, "_require_whole_warp", nothing),
     ),
     Rule(
+        "arguments of calls are written",
+        ("unwritten/argument",),
+        put(LOWER._Lowering, "_fill", nothing),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "calls that may not happen have no results",
+        ("unwritten/result-of-a-call",),
+        put(GUARD, "resolve_pointers", nothing),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "results of functions are cleared",
+        ("unwritten/result",),
+        put(GUARD, "prologue", lambda *args, **named: PROLOGUE(*args[:2], (), **named)),
+        nothing,
+        shown=False,
+    ),
+    Rule(
         "threads that return early wait elsewhere",
         ("sync/function-left-early",),
         None,
-        put(convergence._Analysis, "_may_return", lambda *_: False),
+        put(convergence._Analysis, "_returns", lambda *_: False),
     ),
     Rule(
         "programs end before the guard's code",

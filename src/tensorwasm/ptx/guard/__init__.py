@@ -37,7 +37,7 @@ from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, 
 from tensorwasm.ptx.templates import epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
-from tensorwasm.ptx.verifier.costs import function_cost
+from tensorwasm.ptx.verifier.costs import ends_run, function_cost
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
@@ -202,6 +202,8 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
+    if not _ends(body.body):  # what stands behind is the guard's
+        body.body.append(Instruction("ret"))
     charged = add_charges(body.body, costs, flat.register, _varying(function, body.body, watch), body.staying)
     statements = add_presence(charged.body)
     costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.polls))
@@ -212,13 +214,16 @@ def _assemble(
     if function.entry and arrays.local_bytes:
         head.append(Variable("local", "b8", LOCAL, align=16, shape=(arrays.local_bytes,)))
     head += prologue(
-        flat.registers, counts, entry=function.entry, polled=polled, arrays=arrays, shared_base=shared_base
+        flat.registers,
+        counts,
+        function.returns,
+        entry=function.entry,
+        polled=polled,
+        arrays=arrays,
+        shared_base=shared_base,
     )
-    end: list[Statement] = []
-    if not _ends(statements):
-        end.append(Instruction("ret"))
     clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
-    end += epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
+    end = epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,
@@ -254,4 +259,4 @@ def _traps(body: list[Statement]) -> bool:
 
 def _ends(statements: list[Statement]) -> bool:
     last = statements[-1] if statements else None
-    return isinstance(last, Instruction) and last.guard is None and last.opcode in ("ret", "exit")
+    return isinstance(last, Instruction) and last.guard is None and ends_run(last)

@@ -37,7 +37,9 @@ from tensorwasm.ptx.model import (
     names,
 )
 from tensorwasm.ptx.symbols import split_call
-from tensorwasm.ptx.templates import hand_over, instruction, launch_field
+from tensorwasm.ptx.templates import hand_over, instruction, launch_field, zero_param
+from tensorwasm.ptx.verifier.costs import ends_run
+from tensorwasm.ptx.verifier.parameters import StoredParams
 from tensorwasm.watch import Watch
 
 _HINT: Final = re.compile(r"(?:L1|L2)::.*|level::.*|unified", re.ASCII)
@@ -331,6 +333,7 @@ class _Lowering:
         function = self._context.functions.get(callee.name)
         if function is None or function.body is None:
             raise UnsupportedPtx("a call through a pointer" if function is None else f"the function {callee.name}")
+        self._fill(given)
         name = f"{PASSED}{self.made.calls}"
         self.made.calls += 1
         self.out.extend(hand_over(name, self._context.arrays))
@@ -338,9 +341,28 @@ class _Lowering:
         operands = (Arguments(taken), callee, arguments) if taken else (callee, arguments)
         self.out.append(_guarded(Instruction("call", (), operands), statement))
 
+    def _fill(self, given: tuple[Operand, ...]) -> None:
+        """Store 0 in arguments of a call that may not be stored as a whole right before it, such as padding."""
+        start = len(self.out)
+        while start and not (ends_run(self.out[start - 1]) or _is_call(self.out[start - 1])):
+            start -= 1
+        stored = StoredParams()
+        for statement in self.out[start:]:
+            stored.add(statement)
+        wanted = {each.name for each in given if isinstance(each, Name)}
+        params = [each for each in self._flat.body if isinstance(each, Variable) and each.name in wanted]
+        for variable in params:
+            if not stored.holds(variable):
+                here = next((at for at in range(start, len(self.out)) if self.out[at] == variable), start - 1)
+                self.out[here + 1 : here + 1] = zero_param(variable)
+
     def policy(self, statement: Instruction) -> None:
         """Drop a cache policy; what would use it does not."""
         self._emit("mov.b64", statement.operands[0], Int(0))
+
+
+def _is_call(statement: Statement) -> bool:
+    return isinstance(statement, Instruction) and statement.opcode == "call"
 
 
 def _guarded(made: Instruction, by: Instruction) -> Instruction:

@@ -128,7 +128,10 @@ class _Pointers:
     def _is_through(self, statement: Instruction) -> bool:
         if statement.opcode != "call":
             return False
-        callee = statement.operands[split_call(statement)[0]]
+        place, taken, _ = split_call(statement)
+        callee = statement.operands[place]
+        if isinstance(callee, Name) and callee.name in self._functions:
+            return statement.guard is not None and bool(taken)  # the results must not be read without the call
         return isinstance(callee, Name) and is_register(callee.name) and register_width(callee) == 64
 
     def _numbered(self, statement: Statement) -> Statement:
@@ -197,6 +200,10 @@ class _Pointers:
         if call.guard is not None:
             other = Guard(call.guard.predicate, not call.guard.negated)
             self._out.append(Instruction("bra", (), (Name(done),), other, call.position))
+        if pointer.name in self._functions:
+            self._call(call, pointer.name, stores, loads)
+            self._out.append(Label(done))
+            return
         for name in self._choices(call, place):
             self._watch.step()
             following, differs = self._name("other"), self._flat.register(1)

@@ -35,6 +35,7 @@ def prologue(read: ReadFunction, kernel: KernelFacts, *, polled: bool) -> list[S
     return templates.prologue(
         read.registers,
         read.counts,
+        read.function.returns,
         entry=entry,
         polled=polled,
         arrays=kernel.arrays,

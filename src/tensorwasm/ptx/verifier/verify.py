@@ -18,6 +18,7 @@ from tensorwasm.ptx.verifier.confinement import check_confinement
 from tensorwasm.ptx.verifier.convergence import WARP_LANES, TooManyBlocks, hazards, waits
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, ends_run, function_cost, sums
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
+from tensorwasm.ptx.verifier.parameters import check_parameters
 from tensorwasm.ptx.verifier.reading import prologue, read_function
 from tensorwasm.values import NEVER, Deadline, Dim3
 from tensorwasm.watch import Watch
@@ -127,6 +128,7 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     if body[start : start + len(head)] != head:
         read.refuse("the deadline is not checked at the beginning", function)
     check_confinement(read, kernel)
+    check_parameters(read, kernel)
     _check_work(read, kernel)
     _check_convergence(read, kernel)
     clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
