@@ -15,9 +15,10 @@ from tensorwasm.ptx.guard.agreements import Narrow, add_agreements, add_presence
 from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_variables
 from tensorwasm.ptx.guard.fences import Fenced, fence
 from tensorwasm.ptx.guard.flat import FlatFunction, flatten
+from tensorwasm.ptx.guard.growth import Growth
 from tensorwasm.ptx.guard.lower import Context, lower
 from tensorwasm.ptx.guard.masks import widen_masks
-from tensorwasm.ptx.guard.pointers import function_numbers, resolve_pointers
+from tensorwasm.ptx.guard.pointers import number_functions, resolve_pointers
 from tensorwasm.ptx.guard.polls import add_charges
 from tensorwasm.ptx.guarded import (
     CONST,
@@ -84,14 +85,14 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         if isinstance(item, Directive) and item.name == "alias":
             raise UnsupportedPtx(".alias", *item.position)
     bodies = [each for each in module.functions() if each.body is not None]
-    flats = [flatten(each, watch) for each in bodies]
-    functions = {each.name: each for each in module.functions()}
-    numbers = function_numbers(module.variables(), flats, functions)
+    growth = Growth()
+    flats = [flatten(each, growth, watch) for each in bodies]
+    numbers = number_functions(module, flats)
     for flat in flats:
-        resolve_pointers(flat, numbers, functions, watch)
+        resolve_pointers(flat, numbers, watch)
         widen_masks(flat, watch)
     flats = _callers_first(flats, watch)
-    places = place_variables(module.variables(), flats, numbers, watch)
+    places = place_variables(module.variables(), flats, numbers.numbers, watch)
     context = _context(module, flats, places, shared_base)
     lowered = [lower(flat, context, watch) for flat in flats]
     params = _pointer_aligns(module, bodies, deadline)

@@ -125,7 +125,8 @@ class _Lowering:
         self._context = context
         self._lists = {each.label: len(each.targets) for each in flat.body if isinstance(each, TargetList)}
         self._params = {each.name for each in (*flat.function.params, *flat.function.returns)}
-        self._params |= {each.name for each in flat.body if isinstance(each, Variable)}
+        self._variables = {each.name: each for each in flat.body if isinstance(each, Variable)}
+        self._params |= self._variables.keys()
         self._tainted = tainted(flat, watch) if context.generic_spaces else set[str]()
 
     def instruction(self, statement: Instruction) -> None:
@@ -346,15 +347,23 @@ class _Lowering:
         start = len(self.out)
         while start and not (ends_run(self.out[start - 1]) or _is_call(self.out[start - 1])):
             start -= 1
-        stored = StoredParams()
+        stored, unwritten = StoredParams(), dict[str, list[Statement]]()
         for statement in self.out[start:]:
             stored.add(statement)
-        wanted = {each.name for each in given if isinstance(each, Name)}
-        params = [each for each in self._flat.body if isinstance(each, Variable) and each.name in wanted]
-        for variable in params:
-            if not stored.holds(variable):
-                here = next((at for at in range(start, len(self.out)) if self.out[at] == variable), start - 1)
-                self.out[here + 1 : here + 1] = zero_param(variable)
+        run, self.out[start:] = self.out[start:], []
+        for each in given:
+            variable = self._variables.get(each.name) if isinstance(each, Name) else None
+            if variable is not None and not stored.holds(variable):
+                unwritten[variable.name] = zero_param(variable)
+                self._flat.growth.add(len(unwritten[variable.name]))
+        here = {each.name for each in run if isinstance(each, Variable)}
+        for name, stores in unwritten.items():
+            if name not in here:
+                self.out += stores
+        for statement in run:
+            self.out.append(statement)
+            if isinstance(statement, Variable):
+                self.out += unwritten.get(statement.name, ())
 
     def policy(self, statement: Instruction) -> None:
         """Drop a cache policy; what would use it does not."""

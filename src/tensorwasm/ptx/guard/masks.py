@@ -50,7 +50,9 @@ def widen_masks(flat: FlatFunction, watch: Watch) -> None:
         elif at not in partial:
             work.keep(statement)
         else:
+            before = len(work.out)
             work.widen(statement, partial[at])
+            flat.growth.add(len(work.out) - before)
     flat.body = work.out
 
 
@@ -88,20 +90,21 @@ def _partial(body: list[Statement], watch: Watch) -> dict[int, Operand]:
 def _unused(body: list[Statement], partial: set[int], watch: Watch) -> set[int]:
     """Return which of some instructions have results that nothing uses, but perhaps such instructions."""
     unused = {at for at in partial if isinstance(one := body[at], Instruction) and one.opcode != "bar"}
-    read: set[str] = set()
+    writers: dict[str, list[int]] = {}
+    read: list[str] = []
     for at, statement in enumerate(watch.over(body)):
         if isinstance(statement, Instruction) and at not in unused:
-            read |= _read(statement)
-    changed = True
-    while changed:
-        changed = False
-        for at in sorted(unused):
-            watch.step()
+            read += _read(statement)
+        elif isinstance(statement, Instruction):
+            for name in written(statement):
+                writers.setdefault(name, []).append(at)
+    while read:
+        watch.step()
+        for at in writers.pop(read.pop(), ()):
             statement = body[at]
-            if isinstance(statement, Instruction) and not read.isdisjoint(written(statement)):
+            if at in unused and isinstance(statement, Instruction):
                 unused.discard(at)
-                read |= _read(statement)
-                changed = True
+                read += _read(statement)
     return unused
 
 

@@ -11,8 +11,8 @@ Source: PTX ISA 7.1 (Function Declarations and Definitions), 9.7.12.5 (call), 11
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
@@ -27,6 +27,7 @@ from tensorwasm.ptx.model import (
     Instruction,
     Int,
     Label,
+    Module,
     Name,
     Operand,
     Statement,
@@ -47,17 +48,28 @@ _ALIGN: Final = 16
 """Of the numbers: languages keep a flag in the low bits of such pointers."""
 
 
-def function_numbers(
-    variables: Iterable[Variable], flats: Sequence[FlatFunction], functions: Mapping[str, Function]
-) -> dict[str, int]:
-    """Return the numbers that stand for the addresses of the functions whose address is taken.
+_Shape = tuple[tuple[tuple[str, int, int, bool], ...], ...]
 
-    Args:
-        variables: of the module.
-        flats: all functions that have a body.
+
+@dataclass(frozen=True, slots=True)
+class FunctionNumbers:
+    """What stands for addresses of functions.
+
+    Attributes:
         functions: all that are declared, by name.
+        numbers: of those whose address is taken.
+        fitting: their names, by what their parameters and results are.
     """
-    taken = {name for each in variables for value in each.initializer for name in names(value)}
+
+    functions: Mapping[str, Function]
+    numbers: Mapping[str, int]
+    fitting: Mapping[_Shape, Sequence[str]]
+
+
+def number_functions(module: Module, flats: Sequence[FlatFunction]) -> FunctionNumbers:
+    """Return the numbers of the functions of a module; ``flats`` are those that have a body."""
+    functions = {each.name: each for each in module.functions()}
+    taken = {name for each in module.variables() for value in each.initializer for name in names(value)}
     for flat in flats:
         for each in flat.body:
             if isinstance(each, Instruction) and each.opcode != "call":
@@ -65,7 +77,11 @@ def function_numbers(
             elif isinstance(each, TargetList) and each.kind == "calltargets":
                 taken.update(each.targets)
     whole = {flat.function.name for flat in flats if not flat.function.entry}
-    return {name: _number(name) for name in functions if name in taken and name in whole}
+    numbers = {name: _number(name) for name in functions if name in taken and name in whole}
+    fitting: dict[_Shape, list[str]] = {}
+    for name in numbers:
+        fitting.setdefault(_shape(functions[name]), []).append(name)
+    return FunctionNumbers(functions, numbers, fitting)
 
 
 def _number(name: str) -> int:
@@ -73,9 +89,7 @@ def _number(name: str) -> int:
     return max(int.from_bytes(digest, "little") % (1 << _NUMBER_BITS) & -_ALIGN, _ALIGN)
 
 
-def resolve_pointers(
-    flat: FlatFunction, numbers: Mapping[str, int], functions: Mapping[str, Function], watch: Watch
-) -> None:
+def resolve_pointers(flat: FlatFunction, numbers: FunctionNumbers, watch: Watch) -> None:
     """Write numbers for addresses of functions, and choices for calls through pointers.
 
     Raises:
@@ -83,21 +97,20 @@ def resolve_pointers(
             it, or that has too many functions to choose from.
         InvokeTimeout: the watch's deadline passed.
     """
-    _Pointers(flat, numbers, functions, watch).run()
+    _Pointers(flat, numbers, watch).run()
 
 
 class _Pointers:
-    def __init__(
-        self, flat: FlatFunction, numbers: Mapping[str, int], functions: Mapping[str, Function], watch: Watch
-    ) -> None:
+    def __init__(self, flat: FlatFunction, numbers: FunctionNumbers, watch: Watch) -> None:
         self._flat = flat
-        self._numbers = numbers
-        self._functions = functions
+        self._numbers = numbers.numbers
+        self._functions = numbers.functions
+        self._fitting = numbers.fitting
         self._watch = watch
         self._lists = {each.label: each for each in flat.body if isinstance(each, TargetList)}
         self._params = {each.name: each for each in flat.body if isinstance(each, Variable)}
         self._uses: dict[str, set[int]] = {}
-        self._taken = {*functions, *self._lists, *self._params}
+        self._taken = {*self._lists, *self._params}
         self._taken |= {each.name for each in flat.body if isinstance(each, Label)}
         self._taken |= {each.name for each in (*flat.function.params, *flat.function.returns, *flat.variables)}
         self._out: list[Statement] = []
@@ -224,8 +237,7 @@ class _Pointers:
         if listed.prototype is None:
             found = [name for name in dict.fromkeys(listed.targets) if name in self._numbers]
         else:
-            wanted = _shape(listed.prototype)
-            found = [name for name in self._numbers if _shape(self._functions[name]) == wanted]
+            found = list(self._fitting.get(_shape(listed.prototype), ()))
         if len(found) > MAX_CHOICES:
             raise UnsupportedPtx(f"a call through a pointer to {len(found)} functions", *call.position)
         return found
@@ -233,6 +245,7 @@ class _Pointers:
     def _call(self, call: Instruction, callee: str, stores: list[int], loads: list[int]) -> None:
         """Write a call of one function, with parameters of its own: they stand in one run of code with it."""
         _, taken, given = split_call(call)
+        self._flat.growth.add(len(taken) + len(given) + len(stores) + len(loads))
         own: dict[str, str] = {}
         for operand in (*taken, *given):
             if isinstance(operand, Name):
@@ -257,7 +270,7 @@ class _Pointers:
         while True:
             self._names += 1
             made = f"{stem}$p{self._names}"
-            if made not in self._taken:
+            if made not in self._taken and made not in self._functions:
                 return made
 
 
@@ -273,7 +286,7 @@ def _renamed(operand: Operand, own: Mapping[str, str]) -> Operand:
     return operand
 
 
-def _shape(function: Function) -> tuple[tuple[tuple[str, int, int, bool], ...], ...]:
+def _shape(function: Function) -> _Shape:
     """Return what parameters and results of a function are, without their names."""
     return tuple(
         tuple((each.space, variable_bytes(each), variable_align(each), bool(each.shape)) for each in some)

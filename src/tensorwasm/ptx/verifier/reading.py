@@ -78,12 +78,18 @@ class _FunctionReader:
             self._require_own(param.name, param)
             if param.space != "param" or param.type not in TYPE_BYTES or param.attributes or param.linkage:
                 made.refuse(f"the parameter {param.name}", param)
+            if not function.entry:
+                self._require_small(param)
             made.params[param.name] = param
         made.params[rules.LAUNCH] = rules.LAUNCH_PARAM
 
     def _require_own(self, name: str, at: Statement | Function) -> None:
         if name.startswith((*rules.RESERVED, "%")):
             self.made.refuse(f"the name {name}", at)
+
+    def _require_small(self, param: Variable) -> None:
+        if variable_bytes(param) > rules.MAX_PARAM_BYTES:
+            self.made.refuse(f"the size of {param.name}", param)
 
     def declarations(self) -> int:
         """Read the declarations at the beginning of the body; return how many there are."""
@@ -171,6 +177,7 @@ class _FunctionReader:
                 made.labels[name] = len(made.body)
             case Variable(space="param", name=name):
                 self._require_own(name, statement)
+                self._require_small(statement)
                 made.params[name] = statement
             case Instruction() if statement.opcode == "bra":
                 self._branch(statement)
