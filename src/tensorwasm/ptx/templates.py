@@ -119,13 +119,8 @@ def prologue(
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
         made += _poll(flag=False)
-    if arrays.local_bytes and not entry:
-        made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
-    elif arrays.local_bytes:
-        made.append(instruction("mov.u32", FRAME, Name(LOCAL)))
-        made += [
-            instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
-        ]
+    if arrays.local_bytes:
+        made += _local_array(arrays, entry=entry)
     if arrays.dynamic:
         made.append(instruction("ld.param.u32", SIZE, launch_field(LAUNCH_SHARED)))
         made.append(instruction("sub.u32", SHARED_TOP, SIZE, Int(arrays.shared_reserve_bytes)))
@@ -135,6 +130,16 @@ def prologue(
     if entry and (arrays.dynamic or arrays.shared_bytes):
         made += _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), shared_base)
     return made
+
+
+def _local_array(arrays: Arrays, *, entry: bool) -> list[Statement]:
+    """Return what finds the array in local memory, and clears it if it is the function's own."""
+    if not entry:
+        return [instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME))]
+    clears = (
+        instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
+    )
+    return [instruction("mov.u32", FRAME, Name(LOCAL)), *clears]
 
 
 def zero_param(variable: Variable) -> list[Statement]:

@@ -95,28 +95,37 @@ def add_agreements(
         except TooManyBlocks:
             raise UnsupportedPtx("too many branches between barriers", *function.position) from None
         if mixed and found:
-            parting = set(found).difference(find_others())
-            if parting:
-                raise UnsupportedPtx(
-                    "a mask of some threads of a warp where others may be elsewhere", *body[min(parting)].position
-                )
+            _require_among(body, found, find_others())
             mixed = False
         found = sorted({*found, *partial})
         partial = set()
         if not found:
             return body, _staying(body, find)
-        made: list[Statement] = []
-        known, checked = checked, set()
-        for at, statement in enumerate(body):
-            if at in found:
-                if not isinstance(statement, Instruction) or statement.guard is None or statement.opcode == "brx":
-                    raise UnsupportedPtx("threads of a warp may wait for each other for ever", *statement.position)
-                made += agreement(statement.guard.predicate)
-            if at in found or at in known:
-                checked.add(len(made))
-            made.append(statement)
-        body = made
+        body, checked = _checked(body, found, checked)
     raise UnsupportedPtx("threads of a warp may wait for each other for ever", *function.position)
+
+
+def _require_among(body: Sequence[Statement], found: Collection[int], others: Collection[int]) -> None:
+    """Refuse hazards that come of instructions for some threads of a warp alone."""
+    parting = set(found).difference(others)
+    if parting:
+        position = body[min(parting)].position
+        raise UnsupportedPtx("a mask of some threads of a warp where others may be elsewhere", *position)
+
+
+def _checked(body: list[Statement], found: Collection[int], known: Collection[int]) -> tuple[list[Statement], set[int]]:
+    """Return a body with checks before the branches ``found``, and where these and those ``known`` are in it."""
+    made: list[Statement] = []
+    checked: set[int] = set()
+    for at, statement in enumerate(body):
+        if at in found:
+            if not isinstance(statement, Instruction) or statement.guard is None or statement.opcode == "brx":
+                raise UnsupportedPtx("threads of a warp may wait for each other for ever", *statement.position)
+            made += agreement(statement.guard.predicate)
+        if at in found or at in known:
+            checked.add(len(made))
+        made.append(statement)
+    return made, checked
 
 
 def _unwaiting(statement: Statement) -> Statement:
