@@ -119,9 +119,7 @@ def _agree(flats: list[FlatFunction], written: list[Fenced], watch: Watch) -> No
         body.body, body.staying = add_agreements(flat.function, body.body, syncing, here, watch)
         if any(waits(each, syncing) for each in body.body):
             syncing.add(flat.function.name)
-        if flat.narrow or any(
-            isinstance(each, Instruction) and each.opcode == "call" and waits(each, narrow) for each in body.body
-        ):
+        if here.without(body.body) is not None:
             narrow.add(flat.function.name)
 
 

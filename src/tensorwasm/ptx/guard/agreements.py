@@ -30,6 +30,13 @@ class Narrow:
     instructions: Collection[Instruction]
     functions: Collection[str]
 
+    def without(self, body: Sequence[Statement]) -> list[Statement] | None:
+        """Return a body in which nobody waits at these instructions; None if it has neither them nor such calls."""
+        some = {id(each) for each in self.instructions}
+        if not some and not any(_calls(each, self.functions) for each in body):
+            return None
+        return [_unwaiting(each) if id(each) in some else each for each in body]
+
 
 def add_presence(body: list[Statement]) -> list[Statement]:
     """Return a body that checks that the whole warp is there before instructions for whole warps."""
@@ -81,22 +88,16 @@ def add_agreements(
     def find(leaving: Collection[int] = ()) -> list[int]:
         return hazards(body, lists, syncing, checked, params, watch, entry=function.entry, rows=True, leaving=leaving)
 
-    def find_others() -> list[int]:
-        """Return what of the hazards is left if nobody waits at the instructions ``narrow``."""
-        others = [_unwaiting(each) if id(each) in some else each for each in body]
-        whole = set(syncing).difference(narrow.functions)
-        return hazards(others, lists, whole, (), params, watch, entry=function.entry, rows=True)
-
-    some = {id(each) for each in narrow.instructions}
-    mixed = bool(some) or any(waits(each, narrow.functions) for each in body)
-    for _ in range(_ROUNDS):
+    others = narrow.without(body)
+    whole = set(syncing).difference(narrow.functions)
+    for at_first in (True, *(False,) * _ROUNDS):
         try:
             found = find()
         except TooManyBlocks:
             raise UnsupportedPtx("too many branches between barriers", *function.position) from None
-        if mixed and found:
-            _require_among(body, found, find_others())
-            mixed = False
+        if found and at_first and others is not None:
+            left = hazards(others, lists, whole, (), params, watch, entry=function.entry, rows=True)
+            _require_among(body, found, left)
         found = sorted({*found, *partial})
         partial = set()
         if not found:
@@ -126,6 +127,10 @@ def _checked(body: list[Statement], found: Collection[int], known: Collection[in
             checked.add(len(made))
         made.append(statement)
     return made, checked
+
+
+def _calls(statement: Statement, functions: Collection[str]) -> bool:
+    return isinstance(statement, Instruction) and statement.opcode == "call" and waits(statement, functions)
 
 
 def _unwaiting(statement: Statement) -> Statement:
