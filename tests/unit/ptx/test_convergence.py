@@ -131,3 +131,7 @@ def test_threads_that_return_early_wait_elsewhere_unless_a_kernel_ends():
     assert found(f"@%p3 ret; {SHUFFLE}", entry=False) == []
     assert found(f"L: {SHUFFLE} @%p1 ret; bra L;", entry=False) == ["%p1"]
     assert found(f"@%p1 exit; {SHUFFLE}", entry=False) == []
+    assert found(f"@%p1 bra E; {SHUFFLE} E: ret;", entry=False) == ["%p1"]
+    assert found(f"@%p1 bra E; {SHUFFLE} ret; E: {OTHER} ret;", entry=False) == ["%p1"]
+    assert found(f"@%p2 bra E; @%p1 ret; E: {SHUFFLE}", entry=False) == ["%p1"]
+    assert found("@%p1 bra E; add.u32 %r4, %r4, 1; ret; E: ret;", entry=False) == []

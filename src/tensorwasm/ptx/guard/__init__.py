@@ -205,7 +205,7 @@ def _assemble(
         body.body.append(Instruction("ret"))
     charged = add_charges(body.body, costs, flat.register, _varying(function, body.body, watch), body.staying)
     statements = add_presence(charged.body)
-    costs[function.name], polled = function_cost(body.body, costs, loops=bool(charged.polls))
+    costs[function.name], polled = function_cost(function, body.body, costs, loops=bool(charged.polls))
     polled = polled or function.entry
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}

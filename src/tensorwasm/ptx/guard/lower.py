@@ -347,23 +347,21 @@ class _Lowering:
         start = len(self.out)
         while start and not (ends_run(self.out[start - 1]) or _is_call(self.out[start - 1])):
             start -= 1
-        stored, unwritten = StoredParams(), dict[str, list[Statement]]()
-        for statement in self.out[start:]:
-            stored.add(statement)
+        stored, wanted = StoredParams(), {each.name for each in given if isinstance(each, Name)}
         run, self.out[start:] = self.out[start:], []
-        for each in given:
-            variable = self._variables.get(each.name) if isinstance(each, Name) else None
-            if variable is not None and not stored.holds(variable):
-                unwritten[variable.name] = zero_param(variable)
-                self._flat.growth.add(len(unwritten[variable.name]))
-        here = {each.name for each in run if isinstance(each, Variable)}
-        for name, stores in unwritten.items():
-            if name not in here:
-                self.out += stores
+        for statement in run:
+            stored.add(statement)
         for statement in run:
             self.out.append(statement)
-            if isinstance(statement, Variable):
-                self.out += unwritten.get(statement.name, ())
+            if isinstance(statement, Variable) and statement.name in wanted:
+                wanted.discard(statement.name)
+                if not stored.holds(statement):
+                    cleared = zero_param(statement)
+                    self._flat.growth.add(len(cleared))
+                    self.out += cleared
+        # What is declared further away may have been stored there: 0 would be wrong.
+        if not all(stored.holds(self._variables[name]) for name in wanted if name in self._variables):
+            raise UnsupportedPtx("an argument that is not stored right before the call")
 
     def policy(self, statement: Instruction) -> None:
         """Drop a cache policy; what would use it does not."""

@@ -11,7 +11,8 @@ from itertools import accumulate
 from typing import Final
 
 from tensorwasm.ptx.guarded import FUEL
-from tensorwasm.ptx.model import Instruction, Label, Name, Statement
+from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.ptx.model import Function, Instruction, Label, Name, Statement
 
 _SMALL: Final = FUEL // 8
 """Work of a function that does not check the deadline when it is called."""
@@ -95,7 +96,16 @@ class ForwardWork:
             self.amount = 0
 
 
-def function_cost(body: Sequence[Statement], functions: Mapping[str, int], *, loops: bool) -> tuple[int, bool]:
-    """Return what a call of a function costs, and whether the function checks the deadline when it is called."""
-    total = sums(body, functions)[-1]
+def function_cost(
+    function: Function, body: Sequence[Statement], functions: Mapping[str, int], *, loops: bool
+) -> tuple[int, bool]:
+    """Return what a call of a function costs, and whether the function checks the deadline when it is called.
+
+    Args:
+        function: its results are cleared when it is called.
+        body: what the program does in it.
+        functions: cost of each function that it may call.
+        loops: whether it has polls.
+    """
+    total = sums(body, functions)[-1] + sum(map(variable_bytes, function.returns))
     return (min(total, FUEL), True) if loops or total > _SMALL else (total, False)

@@ -120,7 +120,7 @@ def _is_array(size_bytes: int) -> bool:
 def _check_function(function: Function, kernel: KernelFacts) -> None:
     """Accept a function, whose callees have been accepted, or refuse it."""
     read = read_function(function, kernel)
-    work, polled = function_cost(read.body, kernel.costs, loops=bool(read.polls))
+    work, polled = function_cost(function, read.body, kernel.costs, loops=bool(read.polls))
     polled = polled or function.entry
     body = list(function.body or ())
     head = prologue(read, kernel, polled=polled)
