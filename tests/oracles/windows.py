@@ -24,6 +24,7 @@ from strategies.hostile import OWN_BYTES, Hostile
 from tensorwasm.errors import InvalidDimensions, InvokeTimeout, KernelFault, TensorWasmError
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
 from tensorwasm.gpu.device.guarded_kernel import launch_parameter
+from tensorwasm.gpu.device.protocols import LoadedModule
 from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
@@ -163,12 +164,17 @@ class Exam:
             if not guarded.takes(hostile.block):
                 return Outcome(lacking="blocks that are no whole warps")
             args = [_aligned(value, align) for value, align in zip_longest(args, guarded.aligns, fillvalue=1)]
+        try:
+            loaded = emulation.device.load(parse(text), NEVER)
+        except TensorWasmError as error:
+            return Outcome((*self._harm(stop=stop),), lacking=f"{type(error).__name__}: {error}")
+        if guarded is not None:  # the time that loading takes is not the kernel's
             deadline = time.time_ns() + int(budget_s * 1e9)
             words = self.window.base, DATA_AT, deadline, self.flag.address, self.status.address
             args.append(launch_parameter(*words, shared_bytes, hostile.dynamic_shared_bytes))
             regions += [self.flag, self.status]
         config = LaunchConfig(_cut(hostile.grid), hostile.block, shared_bytes)
-        fault, lacking = self._launch(hostile, text, config, args, regions, budget_s + grace_s)
+        fault, lacking = self._launch(hostile, loaded, config, args, regions, budget_s + grace_s)
         return Outcome((*fault, *self._harm(stop=stop)), bool(emulation.read(self.status)[0]), lacking)
 
     def _arguments(self) -> list[bytes]:
@@ -181,7 +187,7 @@ class Exam:
     def _launch(
         self,
         hostile: Hostile,
-        text: str,
+        loaded: LoadedModule,
         config: LaunchConfig,
         args: list[bytes],
         regions: list[Region],
@@ -189,10 +195,6 @@ class Exam:
     ) -> tuple[tuple[str, ...], str]:
         """Return the violation that ended the launch, and what the emulator lacks."""
         emulation, device = self.emulation, self.emulation.device
-        try:
-            loaded = device.load(parse(text), NEVER)
-        except TensorWasmError as error:
-            return (), f"{type(error).__name__}: {error}"
         deadline = Deadline.after(seconds)
         try:
             with races_allowed():

@@ -46,6 +46,8 @@ MAX_LOCAL_BYTES: Final = 32 << 10
 MAX_CONST_BYTES: Final = 32 << 10
 MAX_DATA_BYTES: Final = 16 << 20
 """Bytes of a module's variables, of which each session has a copy."""
+MAX_PARAM_BYTES: Final = 4096
+"""Bytes of a parameter or a result of a function."""
 MAX_ACCESS_BYTES: Final = 16
 MAX_FRAME_ALIGN: Final = 16
 

@@ -55,6 +55,7 @@ from tensorwasm.ptx.guarded import (
     ZERO,
     Arrays,
 )
+from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.model import (
     Address,
     Guard,
@@ -86,6 +87,7 @@ def launch_field(offset: int) -> Address:
 def prologue(
     registers: Mapping[int, int],
     counts: Mapping[str, int],
+    returns: Sequence[Variable],
     *,
     entry: bool,
     polled: bool,
@@ -99,6 +101,7 @@ def prologue(
     Args:
         registers: the program's, by their bits.
         counts: registers of each of `FAMILIES`.
+        returns: results of the function: what it does not store must not be what a register happened to hold.
         entry: whether it is a kernel. The memory of a function has been cleared by the kernel.
         polled: whether the clock is read: by kernels, and by functions whose work has no small bound.
         arrays: of the kernel.
@@ -114,17 +117,14 @@ def prologue(
         instruction("mov.u32", FUEL_USED, Int(0)),
         instruction("mov.u32", FUEL_COMMON, Int(0)),
     ]
+    for each in returns:
+        made += zero_param(each)
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
         made += [*_clock(), *([] if entry else deadline_check())]
-    if arrays.local_bytes and not entry:
-        made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
-    elif arrays.local_bytes:
-        made.append(instruction("mov.u32", FRAME, Name(LOCAL)))
-        made += [
-            instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
-        ]
+    if arrays.local_bytes:
+        made += _local_array(arrays, entry=entry)
     if arrays.dynamic:
         made.append(instruction("ld.param.u32", SIZE, launch_field(LAUNCH_SHARED)))
         made.append(instruction("sub.u32", SHARED_TOP, SIZE, Int(arrays.shared_reserve_bytes)))
@@ -145,6 +145,26 @@ def checks_late(arrays: Arrays) -> bool:
 def deadline_check() -> list[Statement]:
     """Return the check of the deadline, by the clock that the prologue has read."""
     return [instruction("setp.gt.u64", TEST, NOW, LIMIT), instruction("bra", Name(STOP), when=TEST)]
+
+
+def _local_array(arrays: Arrays, *, entry: bool) -> list[Statement]:
+    """Return what finds the array in local memory, and clears it if it is the function's own."""
+    if not entry:
+        return [instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME))]
+    clears = (
+        instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
+    )
+    return [instruction("mov.u32", FRAME, Name(LOCAL)), *clears]
+
+
+def zero_param(variable: Variable) -> list[Statement]:
+    """Return the stores that make a parameter of a call, or a result, 0."""
+    made, at, size = list[Statement](), 0, variable_bytes(variable)
+    while at < size:
+        step = min(8, variable_align(variable), 1 << (size - at).bit_length() - 1)
+        made.append(instruction(f"st.param.b{8 * step}", Address(Name(variable.name), at), Int(0)))
+        at += step
+    return made
 
 
 def program_registers(counts: Mapping[int, int]) -> list[Variable]:

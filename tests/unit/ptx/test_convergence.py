@@ -22,7 +22,7 @@ setp.lt.u32 %p4, %r2, 63;
 """
 
 
-def found(body, *, rows=True, leaves=()):
+def found(body, *, rows=True, leaves=(), entry=True):
     """Return the predicates of the hazards; threads may go on at branches under ``leaves``, whatever the others do."""
     kernel = parse(f"{HEAD}{body}\nret;\n}}").entry("k")
     statements = [each for each in kernel.body if isinstance(each, (Instruction, Label, TargetList))]
@@ -35,7 +35,7 @@ def found(body, *, rows=True, leaves=()):
         set(),
         {"p", "n"},
         UNLIMITED,
-        entry=True,
+        entry=entry,
         rows=rows,
         leaving=leaving,
     )
@@ -121,3 +121,17 @@ def test_numbers_of_threads_are_the_same_in_whole_rows_only():
 )
 def test_a_loop_that_some_threads_may_leave_early(body, hazards_found):
     assert found(body, leaves=("%p5", "%p6")) == hazards_found
+
+
+def test_threads_that_return_early_wait_elsewhere_unless_a_kernel_ends():
+    early = f"@%p1 ret; {SHUFFLE} ret;"
+    assert found(early) == []
+    assert found(early, entry=False) == ["%p1"]
+    assert found(f"{SHUFFLE} @%p1 ret; add.u32 %r4, %r4, 1;", entry=False) == []
+    assert found(f"@%p3 ret; {SHUFFLE}", entry=False) == []
+    assert found(f"L: {SHUFFLE} @%p1 ret; bra L;", entry=False) == ["%p1"]
+    assert found(f"@%p1 exit; {SHUFFLE}", entry=False) == []
+    assert found(f"@%p1 bra E; {SHUFFLE} E: ret;", entry=False) == ["%p1"]
+    assert found(f"@%p1 bra E; {SHUFFLE} ret; E: {OTHER} ret;", entry=False) == ["%p1"]
+    assert found(f"@%p2 bra E; @%p1 ret; E: {SHUFFLE}", entry=False) == ["%p1"]
+    assert found("@%p1 bra E; add.u32 %r4, %r4, 1; ret; E: ret;", entry=False) == []

@@ -18,7 +18,7 @@ from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
 from tensorwasm.ptx.model import Address, Instruction, Name, Statement
-from tensorwasm.ptx.verifier import confinement, turns, verify, warp_forms
+from tensorwasm.ptx.verifier import confinement, convergence, reading, turns, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 GUARD = sys.modules["tensorwasm.ptx.guard"]
@@ -201,7 +201,7 @@ RULES = [
     Rule(
         "warps agree",
         ("sync/",),
-        put(GUARD, "add_agreements", lambda _function, body, _syncing, _watch: (body, set())),
+        put(GUARD, "add_agreements", lambda _function, body, *_: (body, set())),
         nothing,
         shown=False,
     ),
@@ -212,7 +212,45 @@ RULES = [
         nothing,
         shown=False,
     ),
-    Rule("whole warps", ("sync/",), None, put(warp_forms, "_require_whole_warp", nothing)),
+    Rule(
+        "whole warps",
+        ("sync/",),
+        put(GUARD, "widen_masks", nothing),
+        put(warp_forms, "_require_whole_warp", nothing),
+    ),
+    Rule(
+        "arguments of calls are written",
+        ("unwritten/argument",),
+        put(LOWER._Lowering, "_fill", nothing),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "calls that may not happen have no results",
+        ("unwritten/result-of-a-call",),
+        put(GUARD, "resolve_pointers", nothing),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "results of functions are cleared",
+        ("unwritten/result",),
+        put(GUARD, "prologue", lambda *args, **named: PROLOGUE(*args[:2], (), **named)),
+        nothing,
+        shown=False,
+    ),
+    Rule(
+        "threads that return early wait elsewhere",
+        ("sync/function-left-early",),
+        None,
+        put(convergence._Analysis, "_returns", lambda *_: False),
+    ),
+    Rule(
+        "programs end before the guard's code",
+        ("sync/behind-the-end",),
+        put(GUARD, "_ends", lambda _statements: True),
+        put(reading._FunctionReader, "_require_end", nothing),
+    ),
     Rule(
         "functions get the launch parameter",
         ("control/", "local/"),

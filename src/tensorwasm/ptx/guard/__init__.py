@@ -12,11 +12,14 @@ from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.flow import components, signature
-from tensorwasm.ptx.guard.agreements import add_agreements, add_presence
+from tensorwasm.ptx.guard.agreements import Narrow, add_agreements, add_presence
 from tensorwasm.ptx.guard.arrays import DataImage, VariableMap, callees, place_variables
 from tensorwasm.ptx.guard.fences import Fenced, fence
 from tensorwasm.ptx.guard.flat import FlatFunction, flatten
+from tensorwasm.ptx.guard.growth import Growth
 from tensorwasm.ptx.guard.lower import Context, lower
+from tensorwasm.ptx.guard.masks import widen_masks
+from tensorwasm.ptx.guard.pointers import number_functions, resolve_pointers
 from tensorwasm.ptx.guard.polls import Charged, add_charges
 from tensorwasm.ptx.guarded import (
     CONST,
@@ -36,7 +39,7 @@ from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, 
 from tensorwasm.ptx.templates import checks_late, deadline_check, epilogue, program_registers, prologue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
-from tensorwasm.ptx.verifier.costs import MAX_QUICK, function_cost, is_quick, sums
+from tensorwasm.ptx.verifier.costs import MAX_QUICK, ends_run, function_cost, is_quick, sums
 from tensorwasm.ptx.verifier.ranges import MOST_STEPS
 from tensorwasm.ptx.verifier.turns import find_turns
 from tensorwasm.values import NEVER, Deadline
@@ -85,8 +88,14 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         if isinstance(item, Directive) and item.name == "alias":
             raise UnsupportedPtx(".alias", *item.position)
     bodies = [each for each in module.functions() if each.body is not None]
-    flats = _callers_first([flatten(each, watch) for each in bodies], watch)
-    places = place_variables(module.variables(), flats, watch)
+    growth = Growth()
+    flats = [flatten(each, growth, watch) for each in bodies]
+    numbers = number_functions(module, flats)
+    for flat in flats:
+        resolve_pointers(flat, numbers, watch)
+        widen_masks(flat, watch)
+    flats = _callers_first(flats, watch)
+    places = place_variables(module.variables(), flats, numbers.numbers, watch)
     context = _context(module, flats, places, shared_base)
     lowered = [lower(flat, context, watch) for flat in flats]
     params = _pointer_aligns(module, bodies, deadline)
@@ -95,11 +104,7 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         for flat, low in zip(flats, lowered, strict=True)
     ]
     arrays = _arrays(places, context, written)
-    syncing: set[str] = set()
-    for flat, body in reversed(list(zip(flats, written, strict=True))):
-        body.body, body.staying = add_agreements(flat.function, body.body, syncing, watch)
-        if any(waits(each, syncing) for each in body.body):
-            syncing.add(flat.function.name)
+    _agree(flats, written, watch)
     costs: dict[str, int] = {}
     made: list[Function] = []
     for flat, body in reversed(list(zip(flats, written, strict=True))):
@@ -107,6 +112,18 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
     items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
     kept = tuple(word for word in module.target if word.startswith("sm_"))
     return Guarded(Module(module.version, kept, 64, tuple(items)), arrays, places.shared_bytes, places.data)
+
+
+def _agree(flats: list[FlatFunction], written: list[Fenced], watch: Watch) -> None:
+    """Add the checks that the threads of warps agree to all functions."""
+    syncing, narrow = set[str](), set[str]()
+    for flat, body in reversed(list(zip(flats, written, strict=True))):
+        here = Narrow(flat.narrow, narrow)
+        body.body, body.staying = add_agreements(flat.function, body.body, syncing, here, watch)
+        if any(waits(each, syncing) for each in body.body):
+            syncing.add(flat.function.name)
+        if here.without(body.body) is not None:
+            narrow.add(flat.function.name)
 
 
 def _callers_first(flats: list[FlatFunction], watch: Watch) -> list[FlatFunction]:
@@ -187,6 +204,8 @@ def _assemble(
             directives.append(directive)
         elif directive.name not in _DROPPED_DIRECTIVES:
             raise UnsupportedPtx(f".{directive.name}", *directive.position)
+    if not _ends(body.body):  # what stands behind is the guard's
+        body.body.append(Instruction("ret"))
     charged, polled = _charged(flat, body, costs, watch)
     if function.entry and checks_late(arrays):
         quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
@@ -198,13 +217,16 @@ def _assemble(
     if function.entry and arrays.local_bytes:
         head.append(Variable("local", "b8", LOCAL, align=16, shape=(arrays.local_bytes,)))
     head += prologue(
-        flat.registers, counts, entry=function.entry, polled=polled, arrays=arrays, shared_base=shared_base
+        flat.registers,
+        counts,
+        function.returns,
+        entry=function.entry,
+        polled=polled,
+        arrays=arrays,
+        shared_base=shared_base,
     )
-    end: list[Statement] = []
-    if not _ends(statements):
-        end.append(Instruction("ret"))
     clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
-    end += epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
+    end = epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,
@@ -225,7 +247,7 @@ def _charged(flat: FlatFunction, body: Fenced, costs: dict[str, int], watch: Wat
     turns = find_turns(function, statements, lists, sums(statements, costs), watch, most_steps=MOST_STEPS // 2)
     varying = _varying(function, statements, watch)
     made = add_charges(statements, costs, flat.register, varying, body.staying, turns)
-    costs[function.name], polled = function_cost(statements, costs, turns.more, loops=bool(made.polls))
+    costs[function.name], polled = function_cost(function, statements, costs, turns.more, loops=bool(made.polls))
     return made, polled or function.entry
 
 
@@ -251,4 +273,4 @@ def _traps(body: list[Statement]) -> bool:
 
 def _ends(statements: list[Statement]) -> bool:
     last = statements[-1] if statements else None
-    return isinstance(last, Instruction) and last.guard is None and last.opcode in ("ret", "exit")
+    return isinstance(last, Instruction) and last.guard is None and ends_run(last)

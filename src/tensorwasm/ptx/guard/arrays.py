@@ -5,7 +5,7 @@ Source: PTX ISA 5.1 (State Spaces), 5.4 (Variables).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,7 @@ from tensorwasm.ptx.guarded import (
 )
 from tensorwasm.ptx.initial import AddressOf, initial_bytes
 from tensorwasm.ptx.layout import OPAQUE_TYPES, TYPE_BYTES, place, variable_align, variable_bytes
-from tensorwasm.ptx.model import Generic, Initial, Instruction, Masked, Name, Offset, StateSpace, Variable
+from tensorwasm.ptx.model import Generic, Initial, Instruction, Masked, Name, Offset, StateSpace, Variable, names
 from tensorwasm.watch import Watch
 
 _GRAIN_BYTES: Final = 16
@@ -77,12 +77,15 @@ class VariableMap:
         return self.functions[function].get(name) or self.module.get(name)
 
 
-def place_variables(items: Iterable[Variable], functions: list[FlatFunction], watch: Watch) -> VariableMap:
+def place_variables(
+    items: Iterable[Variable], functions: list[FlatFunction], numbers: Mapping[str, int], watch: Watch
+) -> VariableMap:
     """Give every variable its place.
 
     Args:
         items: variables of the module.
         functions: what the kernel reaches, itself included; callers before those that they call.
+        numbers: what stands for the addresses of functions.
         watch: of the deadline.
 
     Raises:
@@ -106,8 +109,8 @@ def place_variables(items: Iterable[Variable], functions: list[FlatFunction], wa
     data_bytes = _place_in_row(globals_, "global")
     _require(data_bytes, MAX_DATA_BYTES, "variables of the module", globals_)
     _require(made.const_bytes, MAX_CONST_BYTES, "constant memory", consts)
-    made.const_image = _const_image(consts, made, watch)
-    made.data = _data_segment(globals_, data_bytes, made, watch)
+    made.const_image = _const_image(consts, made, numbers, watch)
+    made.data = _data_segment(globals_, data_bytes, made, numbers, watch)
     made.const_bytes = power_of_two(made.const_bytes)
     _place_local(made, functions)
     return made
@@ -171,8 +174,10 @@ def _require(size_bytes: int, most: int, what: str, owned: list[_Owned]) -> None
         raise UnsupportedPtx(f"{size_bytes} bytes of {what}; beside other tenants a kernel has {most}", *position)
 
 
-def _const_image(owned: list[_Owned], made: VariableMap, watch: Watch) -> bytes:
+def _const_image(owned: list[_Owned], made: VariableMap, numbers: Mapping[str, int], watch: Watch) -> bytes:
     def address_of(name: str) -> int:
+        if name in numbers:
+            return numbers[name]
         found = made.module.get(name)
         if found is None or found.space != "const":
             raise UnsupportedPtx(f"the address of {name} in constant memory")
@@ -181,21 +186,27 @@ def _const_image(owned: list[_Owned], made: VariableMap, watch: Watch) -> bytes:
     for _, variable in owned:
         if any(isinstance(value, Generic) for value in variable.initializer):
             raise UnsupportedPtx(f"{variable.name}: a generic address in constant memory", *variable.position)
+        _require_whole_numbers(variable, numbers)
     return _image(owned, address_of, watch)
 
 
-def _data_segment(owned: list[_Owned], size_bytes: int, made: VariableMap, watch: Watch) -> DataImage:
+def _data_segment(
+    owned: list[_Owned], size_bytes: int, made: VariableMap, numbers: Mapping[str, int], watch: Watch
+) -> DataImage:
     pointers: list[int] = []
 
     def address_of(name: str) -> int:
+        if name in numbers:
+            return numbers[name]
         found = made.module.get(name)
         if found is None or found.space != "global":
             raise UnsupportedPtx(f"the address of {name} in an initializer")
         return found.offset
 
     for table, variable in owned:
+        _require_whole_numbers(variable, numbers)
         for at, value in enumerate(variable.initializer):
-            if not refers(value):
+            if not refers(value) or (isinstance(value, Name) and value.name in numbers):
                 continue
             if isinstance(value, Masked) or TYPE_BYTES.get(variable.type) != 8:
                 raise UnsupportedPtx(f"{variable.name}: part of an address in an initializer", *variable.position)
@@ -203,6 +214,15 @@ def _data_segment(owned: list[_Owned], size_bytes: int, made: VariableMap, watch
     image = _image(owned, address_of, watch)
     align = max([16, *(variable_align(variable) for _, variable in owned)])
     return DataImage(image, size_bytes, align, tuple(pointers))
+
+
+def _require_whole_numbers(variable: Variable, numbers: Mapping[str, int]) -> None:
+    """Refuse a variable that holds a part of a function's address, or what is calculated of it."""
+    for value in variable.initializer:
+        if not numbers.keys().isdisjoint(names(value)) and not (
+            isinstance(value, Name) and TYPE_BYTES.get(variable.type) == 8
+        ):
+            raise UnsupportedPtx(f"{variable.name}: part of the address of a function", *variable.position)
 
 
 def refers(value: Initial) -> bool:

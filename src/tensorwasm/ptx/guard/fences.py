@@ -17,6 +17,7 @@ from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guard.arrays import Place
 from tensorwasm.ptx.guard.displacements import Lowest, lowest_displacements
 from tensorwasm.ptx.guard.flat import FlatFunction
+from tensorwasm.ptx.guard.known_values import known_values
 from tensorwasm.ptx.guard.lower import Context, Lowered
 from tensorwasm.ptx.guard.registers import is_register, register_width, written
 from tensorwasm.ptx.guarded import (
@@ -30,7 +31,6 @@ from tensorwasm.ptx.guarded import (
     MAX_DISPLACEMENT_BYTES,
     SHARED,
     SHARED_TOP,
-    WHOLE_WARP,
     ZERO,
 )
 from tensorwasm.ptx.layout import ELEMENT_BYTES
@@ -44,7 +44,6 @@ from tensorwasm.ptx.verifier.ranges import MOST_STEPS, Ranges, number
 from tensorwasm.ptx.verifier.turns import MOST_WORK, find_turns
 from tensorwasm.watch import Watch
 
-_MASKED: Final = frozenset({"shfl", "vote", "match", "redux", "bar"})
 _FAMILIES: Final = {"global": "a", "shared": "s", "row": "o", "local": "m", "const": "c"}
 _MOST_SHARED_DISPLACEMENT: Final = 4096
 
@@ -112,7 +111,7 @@ class _Fences:
 
     def run(self, watch: Watch) -> Fenced:
         """Fence all accesses, then compute the twins where their registers are written."""
-        self._constants = _constants(self._lowered.body, watch)
+        self._constants = known_values(self._lowered.body, watch)
         self._ranges = _ranges(self._flat, self._lowered.body, watch)
         lowest, none = lowest_displacements(self._lowered.body, watch), Lowest()
         accesses: list[Statement] = []
@@ -146,8 +145,6 @@ class _Fences:
     # ------------------------------------------------------------------------------------------- accesses
 
     def _confined(self, statement: Statement) -> Statement:
-        if isinstance(statement, Instruction) and statement.opcode in _MASKED:
-            return self._with_mask(statement)
         if not isinstance(statement, Instruction) or not any(isinstance(each, Address) for each in statement.operands):
             return statement
         try:
@@ -169,15 +166,6 @@ class _Fences:
                 operands[access.operand] = confine(self, address, access)
         modifiers, when = statement.modifiers, statement.guard
         return Instruction(statement.opcode, modifiers, tuple(operands), when, statement.position)
-
-    def _with_mask(self, statement: Instruction) -> Instruction:
-        """Return an instruction of a warp with its mask as a number, where it is known."""
-        mask = statement.operands[-1] if statement.operands else None
-        known = self._constants.get(mask.name) if isinstance(mask, Name) else None
-        if known is None:
-            return statement
-        operands = (*statement.operands[:-1], Int(known & WHOLE_WARP))
-        return Instruction(statement.opcode, statement.modifiers, operands, statement.guard, statement.position)
 
     def _with_stride(self, statement: Instruction) -> Instruction:
         """Return an access to a matrix with its stride as a number, where it is known, or else bounded."""
@@ -367,24 +355,3 @@ def _ranges(flat: FlatFunction, body: list[Statement], watch: Watch) -> Ranges:
     lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
     steps, work = MOST_STEPS // 4, MOST_WORK // 4
     return find_turns(flat.function, body, lists, sums(body, {}), watch, most_steps=steps, most_work=work).ranges
-
-
-def _constants(body: list[Statement], watch: Watch) -> dict[str, int]:
-    """Return the values of registers that are written once, with a number or its sum with another such register."""
-    writes: dict[str, int] = {}
-    moves: list[Instruction] = []
-    for statement in watch.over(body):
-        if isinstance(statement, Instruction):
-            for name in written(statement):
-                writes[name] = writes.get(name, 0) + 1
-            if statement.opcode in ("mov", "add") and statement.guard is None:
-                moves.append(statement)
-    found: dict[str, int] = {}
-    for statement in watch.over(moves):
-        target, *terms = statement.operands
-        if isinstance(target, Name) and writes.get(target.name) == 1:
-            values = [term.value if isinstance(term, Int) else found.get(getattr(term, "name", "")) for term in terms]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
-                found[target.name] = sum(known)
-    return found

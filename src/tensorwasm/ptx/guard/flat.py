@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import NOT_UNROLLED, PROGRAM_FAMILIES, RESERVED, register_bits
+from tensorwasm.ptx.guard.growth import Growth
+from tensorwasm.ptx.guarded import MAX_PARAM_BYTES, NOT_UNROLLED, PROGRAM_FAMILIES, RESERVED, register_bits
+from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.lexer import shown
 from tensorwasm.ptx.model import (
     Address,
@@ -49,12 +51,16 @@ class FlatFunction:
         registers: how many of each of `PROGRAM_FAMILIES` it uses, by their bits.
         variables: of the body in shared, local, global and constant memory.
         body: instructions, labels, lists of labels, declarations of parameters of calls, and `NOT_UNROLLED`.
+        narrow: instructions of the body that the whole warp executes in the place of some of its threads.
+        growth: of the kernel.
     """
 
     function: Function
     registers: dict[int, int] = field(default_factory=lambda: dict.fromkeys(PROGRAM_FAMILIES, 0))
     variables: list[Variable] = field(default_factory=list)
     body: list[Statement] = field(default_factory=list)
+    narrow: list[Instruction] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
 
     def register(self, bits: int) -> Name:
         """Return a new register."""
@@ -84,14 +90,16 @@ class _Scope:
         return 0
 
 
-def flatten(function: Function, watch: Watch) -> FlatFunction:
+def flatten(function: Function, growth: Growth, watch: Watch) -> FlatFunction:
     """Return a function without scopes; variables and labels of inner blocks get a suffix that makes them unique.
 
     Raises:
         UnsupportedPtx: it declares a name that is reserved for the guard, or registers that are vectors.
         InvokeTimeout: the watch's deadline passed.
     """
-    return _Flattener(function, watch).run()
+    made = _Flattener(function, watch).run()
+    made.growth = growth
+    return made
 
 
 class _Flattener:
@@ -104,6 +112,8 @@ class _Flattener:
         for param in (*function.params, *function.returns):
             _require_free(param.name, param.position)
             self._taken.add(param.name)
+            if not function.entry:
+                _require_small(param)
 
     def run(self) -> FlatFunction:
         """Flatten the function."""
@@ -141,6 +151,8 @@ class _Flattener:
         if variable.space == "reg":
             self._registers(variable)
             return
+        if variable.space == "param":
+            _require_small(variable)
         made = replace(variable, name=self._declare(variable))
         (self._made.body if variable.space == "param" else self._made.variables).append(made)
 
@@ -218,6 +230,11 @@ class _Flattener:
 
 def _labels(body: tuple[Statement, ...]) -> Iterator[Label | TargetList]:
     return (each for each in body if isinstance(each, (Label, TargetList)))
+
+
+def _require_small(param: Variable) -> None:
+    if variable_bytes(param) > MAX_PARAM_BYTES:
+        raise UnsupportedPtx(f"{shown(param.name)}: more than {MAX_PARAM_BYTES} bytes", *param.position)
 
 
 def _require_free(name: str, position: Position) -> None:

@@ -37,7 +37,9 @@ from tensorwasm.ptx.model import (
     names,
 )
 from tensorwasm.ptx.symbols import split_call
-from tensorwasm.ptx.templates import hand_over, instruction, launch_field
+from tensorwasm.ptx.templates import hand_over, instruction, launch_field, zero_param
+from tensorwasm.ptx.verifier.costs import ends_run
+from tensorwasm.ptx.verifier.parameters import StoredParams
 from tensorwasm.watch import Watch
 
 _HINT: Final = re.compile(r"(?:L1|L2)::.*|level::.*|unified", re.ASCII)
@@ -123,7 +125,8 @@ class _Lowering:
         self._context = context
         self._lists = {each.label: len(each.targets) for each in flat.body if isinstance(each, TargetList)}
         self._params = {each.name for each in (*flat.function.params, *flat.function.returns)}
-        self._params |= {each.name for each in flat.body if isinstance(each, Variable)}
+        self._variables = {each.name: each for each in flat.body if isinstance(each, Variable)}
+        self._params |= self._variables.keys()
         self._tainted = tainted(flat, watch) if context.generic_spaces else set[str]()
 
     def instruction(self, statement: Instruction) -> None:
@@ -331,6 +334,7 @@ class _Lowering:
         function = self._context.functions.get(callee.name)
         if function is None or function.body is None:
             raise UnsupportedPtx("a call through a pointer" if function is None else f"the function {callee.name}")
+        self._fill(given)
         name = f"{PASSED}{self.made.calls}"
         self.made.calls += 1
         self.out.extend(hand_over(name, self._context.arrays))
@@ -338,9 +342,34 @@ class _Lowering:
         operands = (Arguments(taken), callee, arguments) if taken else (callee, arguments)
         self.out.append(_guarded(Instruction("call", (), operands), statement))
 
+    def _fill(self, given: tuple[Operand, ...]) -> None:
+        """Store 0 in arguments of a call that may not be stored as a whole right before it, such as padding."""
+        start = len(self.out)
+        while start and not (ends_run(self.out[start - 1]) or _is_call(self.out[start - 1])):
+            start -= 1
+        stored, wanted = StoredParams(), {each.name for each in given if isinstance(each, Name)}
+        run, self.out[start:] = self.out[start:], []
+        for statement in run:
+            stored.add(statement)
+        for statement in run:
+            self.out.append(statement)
+            if isinstance(statement, Variable) and statement.name in wanted:
+                wanted.discard(statement.name)
+                if not stored.holds(statement):
+                    cleared = zero_param(statement)
+                    self._flat.growth.add(len(cleared))
+                    self.out += cleared
+        # What is declared further away may have been stored there: 0 would be wrong.
+        if not all(stored.holds(self._variables[name]) for name in wanted if name in self._variables):
+            raise UnsupportedPtx("an argument that is not stored right before the call")
+
     def policy(self, statement: Instruction) -> None:
         """Drop a cache policy; what would use it does not."""
         self._emit("mov.b64", statement.operands[0], Int(0))
+
+
+def _is_call(statement: Statement) -> bool:
+    return isinstance(statement, Instruction) and statement.opcode == "call"
 
 
 def _guarded(made: Instruction, by: Instruction) -> Instruction:

@@ -22,7 +22,7 @@ from typing import Final
 
 from tensorwasm.ptx.model import Address, Instruction, Int, Label, Name, Statement, names
 from tensorwasm.ptx.verifier.costs import branch_targets
-from tensorwasm.ptx.verifier.regions import Regions
+from tensorwasm.ptx.verifier.regions import Regions, endless
 from tensorwasm.watch import Watch
 
 MAX_BLOCKS: Final = 1 << 12
@@ -154,8 +154,15 @@ class _Analysis:
         """Return the registers whose values may differ between the threads of a warp."""
         self._find_first(frozenset())
         # Threads on a way on which no thread waits any more wait for nobody, and nobody for them.
-        self._ways = [{each for each in node.successors if self._nodes[each].first != _NONE} for node in self._nodes]
-        for number in self._endless():
+        nodes, end = self._nodes, len(self._nodes)
+        self._ways = [
+            {
+                *(each for each in node.successors if nodes[each].first != _NONE),
+                *((end,) if self._returns(node) else ()),
+            }
+            for node in nodes
+        ]
+        for number in endless(self._ways, self._watch):
             self._ways[number] = set(self._nodes[number].successors)
         self._regions = Regions(self._ways, self._watch)
         return self._varying()
@@ -172,20 +179,10 @@ class _Analysis:
             if number in parting and self._parts(number, deciding)
         ]
 
-    def _endless(self) -> set[int]:
-        """Return the blocks from which no way ends: those of a loop with a wait, if nothing waits behind it."""
-        before: list[list[int]] = [[] for _ in self._ways]
-        for number, ways in enumerate(self._ways):
-            for each in ways:
-                before[each].append(number)
-        waiting = [number for number, ways in enumerate(self._ways) if not ways]
-        ending = set(waiting)
-        while waiting:
-            self._watch.step()
-            new = [each for each in before[waiting.pop()] if each not in ending]
-            ending.update(new)
-            waiting += new
-        return set(range(len(self._ways))) - ending
+    def _returns(self, node: _CodeBlock) -> bool:
+        """Return whether some threads may return at the end of a block to a caller who waits, and others go on."""
+        last = self._last(node)
+        return self._end == _RETURN and last is not None and last.opcode == "ret" and last.guard is not None
 
     def _decides(self, number: int) -> bool:
         """Return whether threads wait on some way between a branch and where its ways meet again."""

@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import Final
 
 from tensorwasm.ptx.guarded import FUEL
-from tensorwasm.ptx.model import Instruction, Label, Name, Statement
+from tensorwasm.ptx.layout import variable_bytes
+from tensorwasm.ptx.model import Function, Instruction, Label, Name, Statement
 
 _SMALL: Final = FUEL // 8
 """Work of a function that does not check the deadline when it is called."""
@@ -124,8 +125,21 @@ class ForwardWork:
 
 
 def function_cost(
-    body: Sequence[Statement], functions: Mapping[str, int], turns: Mapping[int, int], *, loops: bool
+    function: Function,
+    body: Sequence[Statement],
+    functions: Mapping[str, int],
+    turns: Mapping[int, int],
+    *,
+    loops: bool,
 ) -> tuple[int, bool]:
-    """Return what a call of a function costs, and whether the function checks the deadline when it is called."""
-    total = sums(body, functions, turns)[-1]
+    """Return what a call of a function costs, and whether the function checks the deadline when it is called.
+
+    Args:
+        function: its results are cleared when it is called.
+        body: what the program does in it.
+        functions: cost of each function that it may call.
+        turns: work of bounded loops, by where they are entered.
+        loops: whether it has polls.
+    """
+    total = sums(body, functions, turns)[-1] + sum(map(variable_bytes, function.returns))
     return (min(total, FUEL), True) if loops or total > _SMALL else (total, False)

@@ -35,6 +35,7 @@ def prologue(read: ReadFunction, kernel: KernelFacts, *, polled: bool) -> list[S
     return templates.prologue(
         read.registers,
         read.counts,
+        read.function.returns,
         entry=entry,
         polled=polled,
         arrays=kernel.arrays,
@@ -77,12 +78,18 @@ class _FunctionReader:
             self._require_own(param.name, param)
             if param.space != "param" or param.type not in TYPE_BYTES or param.attributes or param.linkage:
                 made.refuse(f"the parameter {param.name}", param)
+            if not function.entry:
+                self._require_small(param)
             made.params[param.name] = param
         made.params[rules.LAUNCH] = rules.LAUNCH_PARAM
 
     def _require_own(self, name: str, at: Statement | Function) -> None:
         if name.startswith((*rules.RESERVED, "%")):
             self.made.refuse(f"the name {name}", at)
+
+    def _require_small(self, param: Variable) -> None:
+        if variable_bytes(param) > rules.MAX_PARAM_BYTES:
+            self.made.refuse(f"the size of {param.name}", param)
 
     def declarations(self) -> int:
         """Read the declarations at the beginning of the body; return how many there are."""
@@ -146,10 +153,17 @@ class _FunctionReader:
                 taken = 1
             at += taken
         made.end = at
+        self._require_end()
+
+    def _require_end(self) -> None:
+        """Refuse a program that goes on into the epilogue: no analysis knows of that way."""
+        last = self.made.body[-1] if self.made.body else None
+        if not (isinstance(last, Instruction) and last.guard is None and ends_run(last)):
+            self.made.refuse("the program goes on into the guard's code", self.made.function)
 
     def _prologue_length(self, start: int) -> int:
         """Return how many statements the prologue has; whether it is the right one of two is checked later."""
-        for polled in (self.made.function.entry, True):
+        for polled in (True, self.made.function.entry):  # the longer first: the other may be how it begins
             head = prologue(self.made, self._kernel, polled=polled)
             if self._body[start : start + len(head)] == head:
                 return len(head)
@@ -163,6 +177,7 @@ class _FunctionReader:
                 made.labels[name] = len(made.body)
             case Variable(space="param", name=name):
                 self._require_own(name, statement)
+                self._require_small(statement)
                 made.params[name] = statement
             case Instruction() if statement.opcode == "bra":
                 self._branch(statement)

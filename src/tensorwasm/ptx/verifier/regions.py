@@ -10,11 +10,28 @@ from collections.abc import Collection, Sequence
 from tensorwasm.watch import Watch
 
 
+def endless(ways: Sequence[Collection[int]], watch: Watch) -> set[int]:
+    """Return the blocks from which no way ends: those of a loop with a wait, if nothing waits behind it."""
+    end = len(ways)
+    before: list[list[int]] = [[] for _ in range(end + 1)]
+    for number, following in enumerate(ways):
+        for each in following:
+            before[each].append(number)
+    waiting = [end, *(number for number, following in enumerate(ways) if not following)]
+    ending = set(waiting)
+    while waiting:
+        watch.step()
+        new = [each for each in before[waiting.pop()] if each not in ending]
+        ending.update(new)
+        waiting += new
+    return set(range(end)) - ending
+
+
 class Regions:
     """The regions of a graph of basic blocks.
 
     Args:
-        ways: the blocks that may follow each block; none where the function ends.
+        ways: the blocks that may follow each block; none, or their number, where the function ends.
         watch: of the deadline.
     """
 

@@ -26,6 +26,7 @@ from tensorwasm.ptx.verifier.costs import (
     sums,
 )
 from tensorwasm.ptx.verifier.kernel import KernelFacts, ReadFunction
+from tensorwasm.ptx.verifier.parameters import check_parameters
 from tensorwasm.ptx.verifier.reading import prologue, read_function
 from tensorwasm.ptx.verifier.turns import Turns, find_turns
 from tensorwasm.values import NEVER, Deadline, Dim3
@@ -129,7 +130,7 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     """Accept a function, whose callees have been accepted, or refuse it."""
     read = read_function(function, kernel)
     read.turns = _turns(read, kernel)
-    work, polled = function_cost(read.body, kernel.costs, read.turns.more, loops=bool(read.polls))
+    work, polled = function_cost(function, read.body, kernel.costs, read.turns.more, loops=bool(read.polls))
     polled = polled or function.entry
     body = list(function.body or ())
     head = prologue(read, kernel, polled=polled)
@@ -139,6 +140,7 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     if function.entry and templates.checks_late(kernel.arrays) and not _checks_deadline(read):
         read.refuse("the deadline is not checked at the beginning", function)
     check_confinement(read, kernel)
+    check_parameters(read, kernel)
     _check_work(read, kernel)
     _check_convergence(read, kernel)
     clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
