@@ -33,9 +33,9 @@ from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import pool
-from tensorwasm.runtime.workers.conversation import Patience
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.process import Patience
 from tensorwasm.runtime.workers.worker import WorkerOptions
 from tensorwasm.values import Limits
 

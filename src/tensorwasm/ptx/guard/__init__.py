@@ -36,7 +36,8 @@ from tensorwasm.ptx.guarded import (
     Arrays,
 )
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, TargetList, Variable
-from tensorwasm.ptx.templates import checks_late, deadline_check, epilogue, program_registers, prologue
+from tensorwasm.ptx.templates import checks_late, deadline_check, program_registers, prologue
+from tensorwasm.ptx.templates.polls import epilogue
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
 from tensorwasm.ptx.verifier.costs import MAX_QUICK, ends_run, function_cost, is_quick, sums
@@ -198,12 +199,6 @@ def _assemble(
 ) -> Function:
     """Return a function of its parts, and note its cost."""
     function = flat.function
-    directives = []
-    for directive in function.directives:
-        if directive.name in _KEPT_DIRECTIVES:
-            directives.append(directive)
-        elif directive.name not in _DROPPED_DIRECTIVES:
-            raise UnsupportedPtx(f".{directive.name}", *directive.position)
     if not _ends(body.body):  # what stands behind is the guard's
         body.body.append(Instruction("ret"))
     charged, polled = _charged(flat, body, costs, watch)
@@ -234,10 +229,17 @@ def _assemble(
         (*(_aligned(param, aligns) if function.entry else param for param in function.params), LAUNCH_PARAM),
         function.returns,
         linkage,
-        tuple(directives),
+        _kept_directives(function),
         (*head, *statements, *end),
         function.position,
     )
+
+
+def _kept_directives(function: Function) -> tuple[Directive, ...]:
+    for directive in function.directives:
+        if directive.name not in _KEPT_DIRECTIVES and directive.name not in _DROPPED_DIRECTIVES:
+            raise UnsupportedPtx(f".{directive.name}", *directive.position)
+    return tuple(each for each in function.directives if each.name in _KEPT_DIRECTIVES)
 
 
 def _charged(flat: FlatFunction, body: Fenced, costs: dict[str, int], watch: Watch) -> tuple[Charged, bool]:

@@ -9,7 +9,15 @@ from typing import Final
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
 from tensorwasm.ptx.guarded import COUNTER, FUEL, FUEL_COMMON, FUEL_USED
 from tensorwasm.ptx.model import Directive, Instruction, Label, Name, Statement, TargetList
-from tensorwasm.ptx.templates import Poll, again_label, back_label, charge, charged_branch, counted_branch, pay_turns
+from tensorwasm.ptx.templates.polls import (
+    Poll,
+    again_label,
+    back_label,
+    charge,
+    charged_branch,
+    counted_branch,
+    pay_turns,
+)
 from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
 from tensorwasm.ptx.verifier.turns import Turns
 

@@ -9,7 +9,7 @@ from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx.guarded import Arrays
 from tensorwasm.ptx.model import Function, Instruction, Name, Statement, Variable
 from tensorwasm.ptx.printer import render_instruction
-from tensorwasm.ptx.templates import Poll
+from tensorwasm.ptx.templates.polls import Poll
 from tensorwasm.ptx.verifier.turns import Turns
 from tensorwasm.watch import Watch
 

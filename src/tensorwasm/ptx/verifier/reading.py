@@ -12,7 +12,8 @@ from tensorwasm.ptx import templates
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_bytes
 from tensorwasm.ptx.model import Function, Guard, Instruction, Int, Label, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.symbols import split_call
-from tensorwasm.ptx.templates import Poll
+from tensorwasm.ptx.templates import polls
+from tensorwasm.ptx.templates.polls import Poll
 from tensorwasm.ptx.verifier.costs import ends_run
 from tensorwasm.ptx.verifier.kernel import KernelFacts, Payment, ReadFunction
 
@@ -135,7 +136,7 @@ class _FunctionReader:
             self._kernel.watch.step()
             statement = body[at]
             if isinstance(statement, Label) and statement.name.startswith(rules.RESERVED):
-                if statement.name != templates.again_label(len(made.payments)):
+                if statement.name != polls.again_label(len(made.payments)):
                     break
                 made.labels[statement.name] = len(made.body)
                 made.body.append(statement)
@@ -220,15 +221,15 @@ class _FunctionReader:
         amount, number, here = first.operands[-1], len(made.polls), len(made.body)
         if not isinstance(amount, Int) or not 0 <= amount.value <= rules.FUEL:
             made.refuse("a charge", first)
-        if body[at : at + 4] == templates.charge(amount.value, number, fuel):
+        if body[at : at + 4] == polls.charge(amount.value, number, fuel):
             made.charges[here] = made.charges.get(here, 0) + amount.value
-            made.polls.append(Poll(templates.back_label(number), fuel))
+            made.polls.append(Poll(polls.back_label(number), fuel))
             return 4
         taken, poll = (*body[at + 2 : at + 4], first, first)[:2]
         if isinstance(taken, Instruction) and isinstance(poll, Instruction) and taken.operands:
             branch = Instruction("bra", (), taken.operands[:1], poll.guard, first.position)
-            target, leaves = branch.operands[0], body[at + 4 : at + 5] == [Label(templates.left_label(number))]
-            wanted = templates.charged_branch(branch, amount.value, number, fuel, leaves=leaves)
+            target, leaves = branch.operands[0], body[at + 4 : at + 5] == [Label(polls.left_label(number))]
+            wanted = polls.charged_branch(branch, amount.value, number, fuel, leaves=leaves)
             if isinstance(target, Name) and body[at : at + len(wanted)] == wanted:
                 self._require_own(target.name, branch)
                 made.charges[here] = amount.value
@@ -251,14 +252,14 @@ class _FunctionReader:
             case (_, Name() as left, Int(most)), [Instruction(operands=(Name() as fuel, _, Int(amount)))] if (
                 fuel in _FUELS
             ):
-                wanted = templates.pay_turns(counter, left, most, amount, fuel)
+                wanted = polls.pay_turns(counter, left, most, amount, fuel)
                 if body[at : at + len(wanted)] == wanted and is_program_register(left):
                     whole = (most + 1) * amount
                     if not (amount > 0 and most > 0 and whole <= rules.FUEL):
                         made.refuse("more turns of a loop than the fuel is for", first)
                     made.trusted.add(here)
                     made.body.append(first)
-                    made.payments[templates.again_label(number)] = Payment(here, counter.name, amount, whole, fuel)
+                    made.payments[polls.again_label(number)] = Payment(here, counter.name, amount, whole, fuel)
                     return len(wanted)
         return made.refuse("how turns of a loop are paid for", first)
 
@@ -276,7 +277,7 @@ class _FunctionReader:
             if isinstance(target, Name) and isinstance(label, Name) and label.name in made.payments:
                 loop, number = int(label.name.removeprefix(rules.AGAIN)), len(made.polls)
                 fuel = made.payments[label.name].fuel
-                wanted = templates.counted_branch(branch, counter, loop, number, fuel)
+                wanted = polls.counted_branch(branch, counter, loop, number, fuel)
                 if body[at : at + len(wanted)] == wanted:
                     self._require_own(target.name, inner)
                     here = len(made.body)
@@ -284,7 +285,7 @@ class _FunctionReader:
                     made.counted[here] = counter.name
                     made.charges[here + 1] = rules.FUEL
                     made.leaving.add(here + 1)
-                    made.polls.append(Poll(templates.back_label(number), fuel, leaves=True))
+                    made.polls.append(Poll(polls.back_label(number), fuel, leaves=True))
                     made.body.append(Instruction("bra", (), (target,), Guard(counter), inner.position))
                     made.body.append(again)
                     return len(wanted)

@@ -10,8 +10,8 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -43,11 +43,11 @@ from tensorwasm.runtime.workers.frames import (
     UnfitFrame,
     WishFrame,
     WorkerFrame,
+    encode,
     split,
 )
-from tensorwasm.runtime.workers.outbox import Outbox
 from tensorwasm.runtime.workers.outcomes import clean
-from tensorwasm.runtime.workers.process import Process, describe_exit
+from tensorwasm.runtime.workers.process import Ending, Patience, Process, describe_exit
 
 _READ_BYTES: Final = 256 << 10
 _KEPT_ERRORS_BYTES: Final = 4 << 10
@@ -56,40 +56,6 @@ _MODULE_BYTES: Final = 256 << 20
 _MODULES: Final = 32
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a process gets for what, in seconds.
-
-    Attributes:
-        start_s: from its start until it is ready; compiling host functions for the first time takes ten.
-        beat_s: between two of its heartbeats.
-        silent_s: without any before it is taken to hang.
-        drain_s: to finish what it has once its device is lost.
-        stop_s: to leave.
-    """
-
-    start_s: float = 120.0
-    beat_s: float = 1.0
-    silent_s: float = 15.0
-    drain_s: float = 5.0
-    stop_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a process ended.
-
-    Attributes:
-        text: for people; ``was killed by SIGKILL``, ``sent no heartbeat for 15 s``.
-        blamed: it had requests, or had answered some.
-        unfit: what it said of its device, None if it did not.
-    """
-
-    text: str
-    blamed: bool
-    unfit: UnfitFrame | None = None
 
 
 class Owner(Protocol):
@@ -112,6 +78,45 @@ class Owner(Protocol):
 
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
+
+
+class Outbox:
+    """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Iterator[WorkerFrame]] = deque()
+        self._rest = memoryview(b"")
+
+    @property
+    def empty(self) -> bool:
+        """Whether all was sent."""
+        return not self._rest and not self._frames
+
+    def put(self, frames: Iterable[WorkerFrame]) -> None:
+        """Have frames sent, after those before."""
+        self._frames.append(iter(frames))
+
+    def flush(self, link: socket.socket) -> None:
+        """Send what the socket takes now.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        while self._rest or self._refill():
+            try:
+                sent = link.send(self._rest)
+            except BlockingIOError:
+                return
+            self._rest = self._rest[sent:]
+
+    def _refill(self) -> bool:
+        while self._frames:
+            frame = next(self._frames[0], None)
+            if frame is not None:
+                self._rest = memoryview(encode(frame))
+                return True
+            self._frames.popleft()
+        return False
 
 
 class Conversation:

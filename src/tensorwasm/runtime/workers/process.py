@@ -24,6 +24,7 @@ from typing import IO, Final
 
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.driver.mps import PIPES_VARIABLE, WITHOUT_MPS
+from tensorwasm.runtime.workers.frames import UnfitFrame
 
 PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.child")
 """What Python runs in a worker; the number of the descriptor follows."""
@@ -69,6 +70,40 @@ def make_environment(environment: Mapping[str, str], pipes: str | None) -> dict[
     """Return the environment of a worker, which joins the MPS daemon of the folder `pipes`, or none for None."""
     kept = {name: environment[name] for name in INHERITED if name in environment}
     return kept | KEYLESS | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a process gets for what, in seconds.
+
+    Attributes:
+        start_s: from its start until it is ready; compiling host functions for the first time takes ten.
+        beat_s: between two of its heartbeats.
+        silent_s: without any before it is taken to hang.
+        drain_s: to finish what it has once its device is lost.
+        stop_s: to leave.
+    """
+
+    start_s: float = 120.0
+    beat_s: float = 1.0
+    silent_s: float = 15.0
+    drain_s: float = 5.0
+    stop_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        text: for people; ``was killed by SIGKILL``, ``sent no heartbeat for 15 s``.
+        blamed: it had requests, or had answered some.
+        unfit: what it said of its device, None if it did not.
+    """
+
+    text: str
+    blamed: bool
+    unfit: UnfitFrame | None = None
 
 
 @dataclass(slots=True)

@@ -23,12 +23,12 @@ from typing import Final
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.executor.local import PLACES
-from tensorwasm.runtime.workers.conversation import Conversation, Ending, Patience
+from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import PROTOCOL, FailedFrame, ReadyFrame, SetupFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error
-from tensorwasm.runtime.workers.process import PROGRAM, Process, make_environment
+from tensorwasm.runtime.workers.process import PROGRAM, Ending, Patience, Process, make_environment
 from tensorwasm.values import DeviceInfo, Isolation, SmPlacement
 
 _LONGEST_WAIT_S: Final = 3600.0
