@@ -162,3 +162,32 @@ def test_a_pointer_to_no_function_that_fits_ends_the_launch(runs, pointer):
 def test_what_a_pointer_cannot_be_is_refused_by_name(body, why):
     with pytest.raises(UnsupportedPtx, match=why):
         guarded_text(f"{HEAD}{FUNCTIONS}{KERNEL}{body}{STORE} ret; }}", "k")
+
+
+TABLE = """table: .branchtargets ONE, TWO, THREE;
+{} brx.idx {}, table;
+bra JOINED;
+ONE: mov.u32 %r1, 111; bra JOINED;
+TWO: mov.u32 %r1, 222; bra JOINED;
+THREE: mov.u32 %r1, 333;
+JOINED: bar.warp.sync -1; shfl.sync.idx.b32 %r2, %r1, 0, 31, -1;
+"""
+
+
+@pytest.mark.parametrize("when", ["", "@%odd", "@!%odd"])
+@pytest.mark.parametrize("index", ["%r3", "%r4", "2"])
+def test_a_branch_through_a_table_gives_the_same_to_the_bit(runs, when, index):
+    body = f"mov.u32 %r1, 9; mov.u32 %mask, 0; rem.u32 %r3, %x, 3; rem.u32 %r4, %n, 3; {TABLE.format(when, index)}"
+    values = np.random.default_rng(5).integers(0, 1 << 32, THREADS, np.uint32)
+    plain, kept, status = both(runs, f"{HEAD}{KERNEL}{body}{STORE} ret; }}", values)
+    assert (kept, status) == (plain, 0)
+    assert set(plain[::4]) <= {9, 111, 222, 333}
+
+
+def test_an_index_past_a_table_goes_to_its_last_label(runs):
+    text = f"{HEAD}{KERNEL}mov.u32 %mask, 0; {TABLE.format('', '%x')}{STORE} ret; }}"
+    out = np.zeros(4 * THREADS, np.uint32)
+    values = np.full(THREADS, 0xFFFFFFFF, np.uint32)
+    launch = Launch("k", (1, 1, 1), (THREADS, 1, 1), [(values, False), (out, True), np.uint32(1)])
+    (kept,), status = runs.run(launch, guarded_text(text, "k"))
+    assert (set(kept.view(np.uint32)[::4].tolist()), status) == ({333}, 0)

@@ -62,10 +62,10 @@ class _Confinement:
         if guard is not None and not is_program_register(guard.predicate):
             read.refuse("a register of the guard", instruction)
         target = instruction.operands[0] if instruction.operands else None
-        if isinstance(target, Name) and target.name in read.reserved:
-            self._fence(instruction, target)
-        elif instruction.opcode == "brx":
+        if instruction.opcode == "brx":  # reads its first operand, which the guard bounded
             self._indexed_branch(at, instruction)
+        elif isinstance(target, Name) and target.name in read.reserved:
+            self._fence(instruction, target)
         elif instruction.opcode not in ("bra", "call"):
             self._listed(at, instruction)
 
@@ -142,7 +142,7 @@ class _Confinement:
                 return self._is_value(low)
             case ((rules.LOCAL_ADDRESS | rules.CONST_ADDRESS | rules.ROW), Name(name)):
                 return _family(name) == rules.OFFSET
-            case rules.ANY, Int() | rules.DATA:
+            case (rules.ANY, Int() | rules.DATA) | (rules.INDEX, Int()):
                 return True
         return isinstance(source, Name) and self._is_value(source)
 
