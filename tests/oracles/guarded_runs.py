@@ -59,12 +59,12 @@ class GuardedRuns:
                 values.append(argument.tobytes())
         assert at - window.base < _DATA_AT
         shared_bytes, regions = launch.shared_bytes, [window.region]
-        words = emulation.buffer([0] * 4)
+        words = emulation.buffer([0] * 6)
         if isinstance(text, GuardedText):
             shared_bytes = text.shared_bytes(launch.shared_bytes)
             image = text.image(window.base + _DATA_AT)
             window.bytes_of(window.own)[_DATA_AT - OWN_AT :][: len(image)] = np.frombuffer(image, np.uint8)
-            places = window.base, _DATA_AT, _NEVER_NS, words.address, words.address + 8
+            places = window.base, _DATA_AT, _NEVER_NS, words.address, words.address + 16, _NEVER_NS
             values.append(launch_parameter(*places, shared_bytes, launch.shared_bytes))
             text = text.text
             regions.append(words)
@@ -74,7 +74,7 @@ class GuardedRuns:
             emulation.device.launch(loaded, launch.entry, config, values, regions, emulation.stream, NEVER)
             emulation.device.synchronize(emulation.stream, NEVER)
         emulation.device.unload(loaded)
-        return [each.copy() for each in buffers], int(emulation.read(words)[2])
+        return [each.copy() for each in buffers], int(emulation.read(words)[4])
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tensorwasm.gpu.device.protocols import LoadedModule
 from tensorwasm.gpu.emulator.memory.planes import host_bytes
 from tensorwasm.gpu.emulator.memory.racecheck import RaceDetector
 from tensorwasm.ptx import parse
-from tensorwasm.ptx.guarded import STOPPED, TRAPPED
+from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LOOK_NS, STOPPED, TRAPPED
 from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, Region
 
 WINDOW_BYTES = 4 << 30
@@ -40,6 +40,7 @@ DATA_AT = 0x3000_0000
 """Offset of the module's variables."""
 DATA_BYTES = 1 << 20
 VICTIM_BYTES = 1 << 16
+_EXAM_NS = 600_000_000_000
 _MOST_BLOCKS = 16
 
 
@@ -123,7 +124,7 @@ class Exam:
         self.window = AddressWindow(self.emulation)
         self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
         self.victim = self.emulation.buffer(self.secret)
-        self.flag = self.emulation.buffer([0])
+        self.flag = self.emulation.buffer([0] * 4)
         self.status = self.emulation.buffer([0, 0])
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class Exam:
         if guarded is not None:
             image = guarded.image(window.data.address)
             window.bytes_of(window.data)[: len(image)] = np.frombuffer(image, np.uint8)
-        for region, words in ((self.flag, bytes(4)), (self.status, struct.pack("<II", 0, stop))):
+        for region, words in ((self.flag, bytes(FLAG_BYTES)), (self.status, struct.pack("<II", 0, stop))):
             emulation.device.write(region.address, words, emulation.stream)
         args = self._arguments()
         regions, text, shared_bytes = [window.region], hostile.text, hostile.dynamic_shared_bytes
@@ -171,7 +172,7 @@ class Exam:
         if guarded is not None:  # the time that loading takes is not the kernel's
             deadline = time.time_ns() + int(budget_s * 1e9)
             words = self.window.base, DATA_AT, deadline, self.flag.address, self.status.address
-            args.append(launch_parameter(*words, shared_bytes, hostile.dynamic_shared_bytes))
+            args.append(launch_parameter(*words, 0, shared_bytes, hostile.dynamic_shared_bytes))
             regions += [self.flag, self.status]
         config = LaunchConfig(_cut(hostile.grid), hostile.block, shared_bytes)
         fault, lacking = self._launch(hostile, loaded, config, args, regions, budget_s + grace_s)
@@ -222,12 +223,15 @@ class Exam:
         if not np.array_equal(self.emulation.read(self.victim, np.uint64), self.secret):
             self.emulation.device.write(self.victim.address, self.secret.tobytes(), self.emulation.stream)
             yield "the victim's buffer has changed"
-        flag, (status, request) = self.emulation.read(self.flag)[0], self.emulation.read(self.status)
+        until, (told, behind) = self.emulation.read(self.flag, np.uint64)[0], self.emulation.read(self.flag)[2:]
+        status, request = self.emulation.read(self.status)
         if request != stop:
             yield "the request to stop has changed"
         if status not in {0, STOPPED, TRAPPED}:
             yield "the status word holds what no guard writes"
-        if flag != status and 0 in {flag, status}:
+        if behind or not (until in {0, FLAG_STOPPED} or 0 <= time.time_ns() + LOOK_NS - until < _EXAM_NS):
+            yield "the flag holds what no guard writes"
+        if (told != status and 0 in {told, status}) or (until == FLAG_STOPPED) != bool(told):
             yield "flag and status do not agree"
         for region in (self.window.own, self.window.data):
             if np.isin(self.window.bytes_of(region).view(np.uint64), self.secret).any():

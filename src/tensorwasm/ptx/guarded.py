@@ -32,6 +32,8 @@ from tensorwasm.ptx.model import (
 )
 
 RESERVED: Final = ("%tw_", "__tw_")
+LEAST_VERSION: Final = (6, 2)
+"""Of the PTX ISA: has all instructions that the guard writes."""
 
 WINDOW_BYTES: Final = 1 << 32
 """Bytes of a window: a multiple of them is where it begins."""
@@ -55,7 +57,7 @@ SHARED: Final = "__tw_shared"
 LOCAL: Final = "__tw_local"
 CONST: Final = "__tw_const"
 LAUNCH: Final = "__tw_launch"
-LAUNCH_BYTES: Final = 48
+LAUNCH_BYTES: Final = 56
 PASSED: Final = "__tw_pass_"
 """How the parameters of calls begin that hand the launch parameter over."""
 
@@ -66,25 +68,31 @@ LAUNCH_DATA: Final = 4
 LAUNCH_DEADLINE: Final = 8
 """u64: the value of ``%globaltimer`` after which the launch stops."""
 LAUNCH_FLAG: Final = 16
-"""u64: address of a u32 in device memory: not 0 once a thread of the session has stopped, and the others have to."""
+"""u64: address of the session's flag in device memory: a u64, the value of ``%globaltimer`` until which nobody needs to
+look at `STATUS_REQUEST` again, `FLAG_STOPPED` once a thread has stopped and the others have to; what is behind it says
+`FLAG_TOLD`."""
+FLAG_BYTES: Final = 16
+FLAG_STOPPED: Final = 1
+FLAG_TOLD: Final = 8
+"""Offset in the flag: u32, not 0 once a thread has written the status."""
 LAUNCH_STATUS: Final = 24
 """u64: address of two u32 of the host's: a thread that stops writes one of `STOPPED` and `TRAPPED`, unless another was
 seen to have done it; for the second see `STATUS_REQUEST`."""
 STATUS_REQUEST: Final = 4
 """Offset behind the status: u32, which the host sets to tell kernels to stop."""
-LAUNCH_SHARED: Final = 32
+LAUNCH_LOOK: Final = 32
+"""u64: the value of ``%globaltimer`` after which a block that begins looks at the flag and the deadline."""
+LAUNCH_SHARED: Final = 40
 """u32: bytes of shared memory of the launch, a multiple of 16, where the kernel does not say them itself."""
-LAUNCH_FRAME: Final = 36
+LAUNCH_FRAME: Final = 44
 """u32: address of the kernel's array in local memory; only what a kernel passes to its functions has it."""
-LAUNCH_DYNAMIC: Final = 40
+LAUNCH_DYNAMIC: Final = 48
 """u32: bytes of dynamic shared memory that the launch asked for."""
-LAUNCH_ZERO: Final = 44
+LAUNCH_ZERO: Final = 52
 """u32: 0, which ptxas does not know."""
 
-TURN_SHIFT: Final = 19
-TURNS: Final = 16
-"""A block looks at the host's word in one of so many turns of 2^`TURN_SHIFT` ns: once in 8.4 ms, for it costs a way
-over the bus."""
+LOOK_NS: Final = 500_000
+"""How often one thread of a session looks at the host's request to stop, for it costs a way over the bus."""
 
 STOPPED: Final = 1
 TRAPPED: Final = 2
@@ -102,6 +110,8 @@ FUEL: Final = 1 << 16
 """Work between two polls, in the units of `tensorwasm.ptx.verifier.costs`."""
 
 AGAIN: Final = "__tw_again_"
+LOOK: Final = "__tw_look"
+GO: Final = "__tw_go"
 STOP: Final = "__tw_stop"
 TRAP: Final = "__tw_trap"
 
@@ -117,6 +127,8 @@ ZERO: Final = Name("%tw_zero")
 TEST: Final = Name("%tw_q")
 NOW: Final = Name("%tw_now")
 LIMIT: Final = Name("%tw_limit")
+UNTIL: Final = Name("%tw_until")
+NEXT: Final = Name("%tw_next")
 SEEN: Final = Name("%tw_seen")
 AT: Final = Name("%tw_at")
 STEP: Final = Name("%tw_step")
@@ -127,7 +139,7 @@ REGISTERS: Final = (
     Variable("reg", "pred", TEST.name),
     *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED, FUEL_COMMON, ZERO)),
     *(Variable("reg", "b32", each.name) for each in (SEEN, AT, STEP, WORD, SIZE)),
-    *(Variable("reg", "b64", each.name) for each in (CONSTS, NOW, LIMIT)),
+    *(Variable("reg", "b64", each.name) for each in (CONSTS, NOW, LIMIT, UNTIL, NEXT)),
 )
 """Registers of each function that the templates below use."""
 

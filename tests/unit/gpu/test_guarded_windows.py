@@ -16,6 +16,7 @@ from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.ptx.guarded import FLAG_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -184,7 +185,7 @@ def test_a_stop_word_that_cannot_be_cleared_is_nobodys_again(shared, device, mon
     flag, real = session._core.window.stop.flag_at, device.write
 
     def write(address, data, *rest):
-        if address == flag and data == bytes(4):
+        if address == flag and data == bytes(FLAG_BYTES):
             raise InvokeTimeout("the device did not come to it within a second")
         real(address, data, *rest)
 
@@ -285,17 +286,35 @@ def test_kernels_of_a_late_graph_are_told_to_stop(shared, device, monkeypatch, l
 
     def synchronize(stream, deadline):
         told.append(window.stop.stopping)
-        if not told[-1]:  # as on a GPU, where a kernel that was not told to stop goes on
+        real(stream, NEVER)
+        if not told[-1]:  # as if it had gone on, since nobody told it to stop
             while not deadline.expired():
                 pass
             raise InvokeTimeout("the deadline passed and the kernel is still running")
-        real(stream, deadline)
 
     monkeypatch.setattr(device, "synchronize", synchronize)
     session.streams.synchronize(Deadline.after(LIMIT_S))
     assert told[-1]
     assert not window.stop.stopping  # the graph ended all the same, and what comes later is not late
     monkeypatch.undo()
+    session.close()
+
+
+def test_blocks_of_a_replay_begin_no_more_once_they_are_told_to_stop(shared):
+    session = shared.open_session("ann")
+    own, kernel_id = session.buffers.allocate(64), session.kernels.load(ADD, "k", NEVER)
+    session.graphs.begin(0)
+    session.kernels.submit(kernel_id, ONE, lambda: [BufferOffset(own, 0)], None, NEVER, 0)
+    graph = session.graphs.end(0)
+    session.graphs.replay(graph, None, NEVER)
+    session.streams.synchronize(Deadline.after(LIMIT_S))
+    session._core.window.stop.stopping = True
+    session.graphs.replay(graph, None, NEVER)
+    with pytest.raises(InvokeTimeout, match="stopped"):
+        session.streams.synchronize(Deadline.after(LIMIT_S))
+    found = bytearray(8)
+    shared._resources.device.read(session._core.table.buffers[own].address, memoryview(found), None)
+    assert found == (1).to_bytes(8, "little")
     session.close()
 
 

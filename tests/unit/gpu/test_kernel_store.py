@@ -15,6 +15,7 @@ from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import parse, render
+from tensorwasm.ptx.guarded import LAUNCH_BYTES
 from tensorwasm.runtime.deploy.code_files import CodeFolder
 from tensorwasm.runtime.deploy.kernel_folder import KernelFolder
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -38,7 +39,7 @@ class ImageDevice(EmulatorDevice):
 
     def load_image(self, image, signature):
         module = parse(image.decode())
-        assert [param.size_bytes for param in signature.params] == [8, 48]
+        assert [param.size_bytes for param in signature.params] == [8, LAUNCH_BYTES]
         return self.load(module, NEVER)
 
 

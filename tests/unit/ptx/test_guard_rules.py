@@ -316,7 +316,7 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
     [
         lambda text: text.replace(".reg .b64 %d<", ".reg .b64 %d01;\n\t.reg .b64 %d<"),
         lambda text: text.replace(".reg .b32 %tw_hi;", ".reg .b32 %tw_hi;\n\t.reg .b32 r1;"),
-        lambda text: text.replace("__tw_launch[48]", "__tw_launch[40]"),
+        lambda text: text.replace("__tw_launch[56]", "__tw_launch[48]"),
         lambda text: text.replace(".target sm_80", ".target sm_80, debug"),
         lambda text: text.replace("exit;", "ret;"),
         lambda text: text + ".extern .func other();\n",
@@ -351,13 +351,14 @@ def test_the_deadline_is_checked_before_what_takes_time(count):
     text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<3>; {quick} {load} ret; }}"
     printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
     verify(printed)
-    check = "\tsetp.gt.u64 %tw_q, %tw_now, %tw_limit;\n\t@%tw_q bra __tw_stop;\n"
+    check = "\tsetp.gt.u64 %tw_q, %tw_now, %tw_limit;\n\t@%tw_q bra __tw_look;\n__tw_go:\n"
     assert printed.count(check) == 1
     before = printed.partition(check)[0]
     assert before.count("add.u32 %r") == min(count, 64)
     moved = printed.replace(check, "").replace("\tret;", f"{check}\tret;")
-    for damaged in (printed.replace(check, ""), moved):
-        with pytest.raises(UnsupportedPtx, match=r"deadline|form|end"):
+    never = printed.replace(check, "__tw_go:\n")
+    for damaged in (never, moved):
+        with pytest.raises(UnsupportedPtx, match=r"deadline|form|code"):
             verify(damaged)
 
 

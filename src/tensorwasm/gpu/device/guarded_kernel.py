@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.errors import InternalError
+from tensorwasm.gpu.device import limits
 from tensorwasm.ptx.guard import DataImage, Guarded, guard
 from tensorwasm.ptx.guarded import LAUNCH_BYTES, SHARED_BASE
 from tensorwasm.ptx.model import Module
@@ -14,7 +16,7 @@ from tensorwasm.ptx.printer import render
 from tensorwasm.ptx.verifier import Verified, verify
 from tensorwasm.values import NEVER, Deadline
 
-_LAUNCH: Final = struct.Struct("<IIQQQIIII")
+_LAUNCH: Final = struct.Struct("<IIQQQQIIII")
 _SHARED_GRAIN_BYTES: Final = 16
 _NEVER_NS: Final = (1 << 64) - 1
 
@@ -101,7 +103,14 @@ def verify_kernel(
 
 
 def launch_parameter(
-    window: int, data: int, deadline_ns: int, flag: int, status: int, shared_bytes: int, dynamic_bytes: int
+    window: int,
+    data: int,
+    deadline_ns: int,
+    flag: int,
+    status: int,
+    look_ns: int,
+    shared_bytes: int,
+    dynamic_bytes: int,
 ) -> bytes:
     """Return the last parameter of a guarded kernel; see `tensorwasm.ptx.guarded` for its fields.
 
@@ -109,17 +118,23 @@ def launch_parameter(
         window: address of the session's window.
         data: offset in it of the module's variables.
         deadline_ns: on the device's clock, ``%globaltimer``.
-        flag: address of the word through which the session's kernels stop each other.
+        flag: address of the session's flag, through which its kernels stop each other.
         status: address of the word in which they say why they stopped, before the one that tells them to.
+        look_ns: on the device's clock: when its blocks begin to look whether they are to stop.
         shared_bytes: dynamic shared memory of the launch.
         dynamic_bytes: what of it the launch asked for itself.
     """
-    return _LAUNCH.pack(window >> 32, data, deadline_ns, flag, status, shared_bytes, 0, dynamic_bytes, 0)
+    return _LAUNCH.pack(window >> 32, data, deadline_ns, flag, status, look_ns, shared_bytes, 0, dynamic_bytes, 0)
 
 
 def device_time(deadline: Deadline, offset_ns: int) -> int:
     """Return a deadline on the device's clock, which is that far beyond the monotonic one."""
     return _NEVER_NS if deadline.at_ns is None else min(max(deadline.at_ns + offset_ns, 0), _NEVER_NS)
+
+
+def first_look(deadline_ns: int, offset_ns: int) -> int:
+    """Return when blocks of a launch that is submitted now begin to look, on the device's clock as ``deadline_ns``."""
+    return min(deadline_ns, max(time.monotonic_ns() + limits.GUARDED_UNLOOKED_NS + offset_ns, 0))
 
 
 def _rounded(size_bytes: int) -> int:

@@ -36,6 +36,8 @@ MAX_PROCESS_DEVICE_BYTES: Final = 64 * GIB
 MAX_PROCESS_ALLOCATIONS: Final = 16384
 MAX_CONCURRENT_OPERATIONS: Final = 256
 DEADLINE_NEAR_S: Final = 0.050
+GUARDED_UNLOOKED_NS: Final = 10_000_000
+"""How long after a launch is submitted its blocks begin without a look whether they are to stop."""
 
 STAGE_SLOTS: Final = 64
 STAGE_SLOT_BYTES: Final = 256 << 10

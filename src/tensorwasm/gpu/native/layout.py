@@ -29,7 +29,7 @@ GRAPH_ROWS: Final = 32
 MAX_ARGS: Final = 128
 MAX_ARGV_BYTES: Final = 4096
 WAIT_PARAMS: Final = 16
-LAUNCH_WORDS: Final = 6
+LAUNCH_WORDS: Final = 7
 """Of the last parameter of a guarded kernel (`tensorwasm.ptx.guarded`)."""
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16

@@ -1,9 +1,9 @@
 """The words through which guarded kernels of a session are told to stop, and say why they did.
 
-Host memory holds a request to stop, which a kernel reads now and then (`tensorwasm.ptx.guarded.TURNS`), and the status
-that it writes when it stops: neither takes a call of the driver, which could wait behind the kernels. A flag in device
-memory, which kernels read and write every few hundred microseconds, tells the others of the session. None of them lies
-in any session's window.
+Host memory holds a request to stop, which one thread of the session reads every now and then
+(`tensorwasm.ptx.guarded.LOOK_NS`), and the status that one writes when it stops: neither takes a call of the driver,
+which could wait behind the kernels. A flag in device memory, which all threads read every few hundred microseconds,
+tells the others of the session. None of them lies in any session's window.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.gpu.memory import pages
-from tensorwasm.ptx.guarded import STATUS_REQUEST
+from tensorwasm.ptx.guarded import FLAG_BYTES, STATUS_REQUEST
 from tensorwasm.values import Deadline, Region
 
 _WORD_BYTES: Final = 4
@@ -60,7 +60,7 @@ class StopWord:
     @property
     def regions(self) -> tuple[Region, Region]:
         """What kernels may touch of it."""
-        flag = Region(self.flag_at, _WORD_BYTES, host=False)
+        flag = Region(self.flag_at, FLAG_BYTES, host=False)
         return flag, Region(self.status_at, _STATUS_BYTES, host=True)
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class StopWords:
             InvokeTimeout: the device did not come to it within a second.
         """
         if word.status:  # who writes it has written the flag
-            self._device.write(word.flag_at, bytes(_WORD_BYTES), None, Deadline.after(_CLEARING_LIMIT_S))
+            self._device.write(word.flag_at, bytes(FLAG_BYTES), None, Deadline.after(_CLEARING_LIMIT_S))
         word.forget()
 
     def give(self, word: StopWord) -> None:

@@ -17,7 +17,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TensorWasmError,
 )
-from tensorwasm.gpu.device.guarded_kernel import device_time, launch_parameter
+from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
@@ -28,7 +28,7 @@ from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.values import Deadline, LaunchConfig, MemoryKind, Region
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, MemoryKind, Region
 
 SETTLE_LIMIT_S: Final = 30.0
 """Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
@@ -137,19 +137,25 @@ class SessionCore:
         return self.table.regions.snapshot() if self.window is None else self.window.regions
 
     def complete(
-        self, kernel: HeldKernel, config: LaunchConfig, values: tuple[bytes, ...], deadline: Deadline
+        self, kernel: HeldKernel, config: LaunchConfig, values: tuple[bytes, ...], deadline: Deadline | None
     ) -> tuple[LaunchConfig, tuple[bytes, ...]]:
-        """Return geometry and values of a launch with what a guarded kernel takes besides; others as they are."""
+        """Return geometry and values of a launch with what a guarded kernel takes besides; others as they are.
+
+        Without a deadline it is recorded: replays are stopped by the session's request, for which each block looks.
+        """
         guarded, window = kernel.shared.guarded, self.window
         if guarded is None or window is None:
             return config, values
         shared_bytes = guarded.shared.total(config.shared_bytes)
+        offset_ns = self.device.timer_offset_ns
+        deadline_ns = device_time(deadline or NEVER, offset_ns)
         parameter = launch_parameter(
             window.address,
             0 if kernel.data is None else kernel.data.address - window.address,
-            device_time(deadline, self.device.timer_offset_ns),
+            deadline_ns,
             window.stop.flag_at,
             window.stop.status_at,
+            0 if deadline is None else first_look(deadline_ns, offset_ns),
             shared_bytes,
             config.shared_bytes,
         )

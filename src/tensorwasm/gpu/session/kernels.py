@@ -14,7 +14,7 @@ from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.state.resource_table import HeldKernel
-from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
+from tensorwasm.values import Deadline, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
 
@@ -237,8 +237,7 @@ class SessionKernels(RecordingPart):
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         recorder = self._begin_step(stream, memory, deadline)
         self._require_reached(windows)
-        # A recording keeps its parameters: replays are stopped by the session's flag, not by a deadline among them.
-        config, values = core.complete(kernel, config, self._bind(kernel, bound), NEVER)
+        config, values = core.complete(kernel, config, self._bind(kernel, bound), None)
         shared, regions = kernel.shared, core.reachable()
         core.device.launch(shared.loaded, shared.entry, config, values, regions, recorder, deadline)
         reached = core.windows.reach.region

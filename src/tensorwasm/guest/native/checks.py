@@ -92,7 +92,12 @@ def read_i64(cells: int, index: int) -> int:
 @compiled
 def now_ns(env: int, session: int) -> int:
     """Return the monotonic time; overwrites the scratch values."""
-    at = load_u64(session + SESSION.scratch) + SCRATCH.values
+    return clock_ns(env, load_u64(session + SESSION.scratch) + SCRATCH.values)
+
+
+@compiled
+def clock_ns(env: int, at: int) -> int:
+    """Return the monotonic time; overwrites two words at an address."""
     call_i32(load_u64(env + ENV.clock_gettime), (CLOCK, at))
     return load_u64(at) * SECOND_NS + load_u64(at + WORD)
 

@@ -19,6 +19,7 @@ from tensorwasm.guest.native.checks import (
     begin,
     call_fallback,
     call_finish,
+    clock_ns,
     compiled,
     find_data,
     find_graph,
@@ -56,6 +57,7 @@ from tensorwasm.guest.native.layout import (
     SESSION,
     STREAM,
     SUCCESS,
+    UNLOOKED_NS,
     WORD,
     ZERO,
 )
@@ -205,19 +207,22 @@ def fits(cells: int, head: int) -> bool:
 
 
 @compiled
-def put_launch_parameter(session: int, head: int, data: int, asked: int) -> None:
+def put_launch_parameter(env: int, session: int, head: int, data: int, asked: int) -> None:
     """Write the last parameter of a guarded kernel into the scratch."""
     scratch, deadline_ns = load_u64(session + SESSION.scratch), load_u64(session + SESSION.deadline_ns)
+    place, offset_ns = scratch + SCRATCH.launch, load_u64(session + SESSION.timer_offset)
+    look_ns = clock_ns(env, place) + UNLOOKED_NS + offset_ns
     if deadline_ns != NO_DEADLINE_NS:
-        deadline_ns += load_u64(session + SESSION.timer_offset)
-    place = scratch + SCRATCH.launch
+        deadline_ns += offset_ns
+        look_ns = min(look_ns, deadline_ns)
     high = load_u64(session + SESSION.window_at) >> uint64(32)
     store_u64(place, high | (data & LOW) << uint64(32))
     store_u64(place + WORD, deadline_ns)
     store_u64(place + uint64(2) * WORD, load_u64(session + SESSION.flag_at))
     store_u64(place + uint64(3) * WORD, load_u64(session + SESSION.status_at))
-    store_u64(place + uint64(4) * WORD, total_shared(head, asked))
-    store_u64(place + uint64(5) * WORD, asked)
+    store_u64(place + uint64(4) * WORD, look_ns)
+    store_u64(place + uint64(5) * WORD, total_shared(head, asked))
+    store_u64(place + uint64(6) * WORD, asked)
     store_u64(scratch + SCRATCH.pointers + load_u64(head + HEAD.param_count) * WORD, place)
 
 
@@ -266,7 +271,7 @@ def start(env: int, context: int, session: int, kernel_id: int, cells: int, row:
     if not prepare(session, head, cells, base, size_bytes, staging):
         return ZERO
     if load_u64(head + HEAD.guarded) != ZERO:
-        put_launch_parameter(session, head, find_data(session, kernel_id), read_i32(cells, SHARED_AT))
+        put_launch_parameter(env, session, head, find_data(session, kernel_id), read_i32(cells, SHARED_AT))
     if call_driver(session, row, head, cells) != SUCCESS:
         store_u64(session + SESSION.staged, ZERO)
         return ZERO

@@ -26,6 +26,7 @@ from tensorwasm.ptx.guarded import (
     FAMILIES,
     LAUNCH,
     LAUNCH_PARAM,
+    LEAST_VERSION,
     LOCAL,
     MAX_ACCESS_BYTES,
     REGISTERS,
@@ -36,8 +37,8 @@ from tensorwasm.ptx.guarded import (
     Arrays,
 )
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, TargetList, Variable
-from tensorwasm.ptx.templates import checks_late, deadline_check, program_registers, prologue
-from tensorwasm.ptx.templates.polls import epilogue
+from tensorwasm.ptx.templates import checks_late, program_registers, prologue, time_check
+from tensorwasm.ptx.templates.polls import epilogue, look
 from tensorwasm.ptx.verifier.alignment import aligned_registers
 from tensorwasm.ptx.verifier.convergence import TooManyBlocks, varying_registers, waits
 from tensorwasm.ptx.verifier.costs import MAX_QUICK, ends_run, function_cost, is_quick, sums
@@ -112,7 +113,9 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         made.append(_assemble(flat, body, arrays, shared_base, costs, params, watch))
     items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
     kept = tuple(word for word in module.target if word.startswith("sm_"))
-    return Guarded(Module(module.version, kept, 64, tuple(items)), arrays, places.shared_bytes, places.data)
+    return Guarded(
+        Module(max(module.version, LEAST_VERSION), kept, 64, tuple(items)), arrays, places.shared_bytes, places.data
+    )
 
 
 def _agree(flats: list[FlatFunction], written: list[Fenced], watch: Watch) -> None:
@@ -204,7 +207,7 @@ def _assemble(
     charged, polled = _charged(flat, body, costs, watch)
     if function.entry and checks_late(arrays):
         quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
-        charged.body[quick:quick] = deadline_check()
+        charged.body[quick:quick] = time_check()
     statements = add_presence(charged.body)
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
@@ -220,8 +223,8 @@ def _assemble(
         arrays=arrays,
         shared_base=shared_base,
     )
-    clears = function.entry and bool(arrays.dynamic or arrays.shared_bytes)
-    end = epilogue(charged.polls, stops=polled or clears, traps=_traps(statements))
+    looks = look(arrays, shared_base) if function.entry else ()
+    end = epilogue(charged.polls, looks=looks, stops=polled, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,

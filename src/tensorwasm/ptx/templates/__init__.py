@@ -18,6 +18,7 @@ from tensorwasm.ptx.guarded import (
     FRAME,
     FUEL_COMMON,
     FUEL_USED,
+    GO,
     HIGH,
     LAUNCH,
     LAUNCH_BYTES,
@@ -26,10 +27,12 @@ from tensorwasm.ptx.guarded import (
     LAUNCH_DYNAMIC,
     LAUNCH_FRAME,
     LAUNCH_HIGH,
+    LAUNCH_LOOK,
     LAUNCH_SHARED,
     LAUNCH_ZERO,
     LIMIT,
     LOCAL,
+    LOOK,
     NOW,
     PROGRAM_FAMILIES,
     SEEN,
@@ -83,7 +86,7 @@ def prologue(
     arrays: Arrays,
     shared_base: int,
 ) -> list[Statement]:
-    """Return how the body of a guarded function begins: clear registers and memory, and check the deadline.
+    """Return how the body of a guarded function begins: clear registers and memory, and check the time.
 
     Kernels of which `checks_late` is true have the check behind this.
 
@@ -111,7 +114,7 @@ def prologue(
     if arrays.const_bytes:
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
-        made += [*_clock(), *([] if entry else deadline_check())]
+        made += [*_clock(LAUNCH_LOOK)] if entry else [*_clock(LAUNCH_DEADLINE), *_deadline_check()]
     if arrays.local_bytes:
         made += _local_array(arrays, entry=entry)
     if arrays.dynamic:
@@ -124,15 +127,27 @@ def prologue(
 
 
 def checks_late(arrays: Arrays) -> bool:
-    """Return whether a kernel checks the deadline behind its first instructions: it clears no shared memory.
+    """Return whether a kernel checks the time behind its first instructions: it clears no shared memory.
 
     To read the clock takes long. What a kernel computes first takes none of that time if it stands before the check.
     """
     return not (arrays.dynamic or arrays.shared_bytes)
 
 
-def deadline_check() -> list[Statement]:
-    """Return the check of the deadline, by the clock that the prologue has read."""
+def time_check() -> list[Statement]:
+    """Return the check of a kernel, by the clock that the prologue has read, whether it is time to look.
+
+    Most launches begin too early for it, and nothing of what can tell them to stop is read.
+    """
+    return [
+        instruction("setp.gt.u64", TEST, NOW, LIMIT),
+        instruction("bra", Name(LOOK), when=TEST),
+        Label(GO),
+    ]
+
+
+def _deadline_check() -> list[Statement]:
+    """Return the check of a function's deadline, by the clock that the prologue has read."""
     return [instruction("setp.gt.u64", TEST, NOW, LIMIT), instruction("bra", Name(STOP), when=TEST)]
 
 
@@ -177,19 +192,19 @@ def _clear(bits: int, name: str) -> Instruction:
     return instruction(f"mov.b{bits}", Name(name), Int(0))
 
 
-def _clock() -> list[Statement]:
-    """Return what reads the clock and the deadline."""
+def _clock(limit: int) -> list[Statement]:
+    """Return what reads the clock, and the time that it is compared with."""
     return [
         instruction("mov.u64", NOW, Name("%globaltimer")),
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
+        instruction("ld.param.u64", LIMIT, launch_field(limit)),
     ]
 
 
 def _checked_shared(arrays: Arrays, base: int) -> list[Statement]:
-    """Return what clears shared memory, with the check of the deadline before the loop."""
+    """Return what clears shared memory, with the check of the time before the loop."""
     clear = _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), base)
     loop = next((at for at, each in enumerate(clear) if isinstance(each, Label)), len(clear))
-    check = [instruction("setp.gt.or.u64", TEST, NOW, LIMIT, TEST), instruction("bra", Name(STOP), when=TEST)]
+    check = [instruction("setp.gt.or.u64", TEST, NOW, LIMIT, TEST), *time_check()[1:]]
     return [*clear[:loop], *check, *clear[loop:]]
 
 

@@ -7,23 +7,30 @@ from dataclasses import dataclass
 
 from tensorwasm.ptx.guarded import (
     AGAIN,
+    FLAG_STOPPED,
+    FLAG_TOLD,
     FUEL,
     FUEL_USED,
+    GO,
     LAUNCH_DEADLINE,
     LAUNCH_FLAG,
     LAUNCH_STATUS,
     LIMIT,
+    LOOK,
+    LOOK_NS,
+    NEXT,
     NOW,
     SEEN,
+    SHARED,
     STATUS_REQUEST,
     STOP,
     STOPPED,
     TEST,
     TRAP,
     TRAPPED,
-    TURN_SHIFT,
-    TURNS,
+    UNTIL,
     WORD,
+    Arrays,
 )
 from tensorwasm.ptx.model import (
     Address,
@@ -130,28 +137,44 @@ def back_label(number: int) -> str:
     return f"__tw_back_{number}"
 
 
-def epilogue(polls: Sequence[Poll], *, stops: bool, traps: bool) -> list[Statement]:
+def epilogue(polls: Sequence[Poll], *, looks: Sequence[Statement], stops: bool, traps: bool) -> list[Statement]:
     """Return how the body of a guarded function ends: what its polls branch to, and the ways to stop.
 
     Args:
         polls: of the function.
+        looks: what `look` returns for a kernel; empty for a function.
         stops: whether the prologue branches to `STOP`.
         traps: whether anything branches to `TRAP`.
     """
     made: list[Statement] = []
     for number, poll in enumerate(polls):
-        made.append(Label(poll_label(number)))
-        made.append(instruction("mov.u32", poll.fuel, Int(0)))
-        made += _asked_to_stop()
+        made += [Label(poll_label(number)), instruction("mov.u32", poll.fuel, Int(0)), *_asked_to_stop(poll.back)]
         if poll.leaves:
             made += _leave(poll, number)
         else:
             made += [instruction("bra", Name(STOP), when=TEST), instruction("bra", Name(poll.back))]
-    stops = stops or not all(poll.leaves for poll in polls)
+    made += looks
+    stops = stops or bool(looks) or not all(poll.leaves for poll in polls)
     for label, wanted, code in ((STOP, stops, STOPPED), (TRAP, traps, TRAPPED)):
         if wanted:
             made += [Label(label), *_tell(code), instruction("exit")]
     return made
+
+
+def look(arrays: Arrays, shared_base: int) -> list[Statement]:
+    """Return where a kernel whose blocks begin late looks whether to stop, or finds shared memory elsewhere."""
+    elsewhere = [
+        instruction("mov.u32", SEEN, Name(SHARED)),
+        instruction("setp.ne.u32", TEST, SEEN, Int(shared_base)),
+        instruction("bra", Name(STOP), when=TEST),
+    ]
+    return [
+        Label(LOOK),
+        *(elsewhere if arrays.dynamic or arrays.shared_bytes else ()),
+        *_asked_to_stop(GO),
+        instruction("bra", Name(STOP), when=TEST),
+        instruction("bra", Name(GO)),
+    ]
 
 
 def _leave(poll: Poll, number: int) -> list[Statement]:
@@ -165,43 +188,56 @@ def _leave(poll: Poll, number: int) -> list[Statement]:
 
 
 def _tell(code: int) -> list[Statement]:
-    """Return what tells the host why a thread stopped, unless another thread was seen to have told it.
+    """Return what tells the session's threads to stop and the host why, unless another thread was seen to have done it.
 
     Stores to memory of the host are slow: of the blocks of a large grid only the first ones make them. The load may
     come from the first-level cache, since a thread that sees too little only tells it again.
     """
     return [
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
-        instruction("ld.relaxed.cta.global.u32", SEEN, Address(LIMIT)),
+        instruction("ld.relaxed.cta.global.u32", SEEN, Address(LIMIT, FLAG_TOLD)),
         instruction("setp.eq.u32", TEST, SEEN, Int(0)),
         instruction("mov.u32", SEEN, Int(code)),
-        instruction("st.volatile.global.u32", Address(LIMIT), SEEN, when=TEST),
+        instruction("mov.u64", UNTIL, Int(FLAG_STOPPED)),
+        instruction("st.volatile.global.u32", Address(LIMIT, FLAG_TOLD), SEEN, when=TEST),
+        instruction("st.volatile.global.u64", Address(LIMIT), UNTIL, when=TEST),
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
         instruction("st.volatile.global.u32", Address(LIMIT), SEEN, when=TEST),
     ]
 
 
-def _asked_to_stop() -> list[Statement]:
-    """Return the check of the flag, in the block's turn of the host's word, and of the deadline.
+def _asked_to_stop(back: str) -> list[Statement]:
+    """Return a branch to ``back`` if it is too early to look, and then what finds out whether to stop.
 
     `TEST` says whether the thread has to stop; `SEEN` and `WORD` are overwritten. The host does not write the flag: a
-    copy to the device may wait behind the very kernels that are to stop. Who sees the host's word sets the flag.
+    copy to the device may wait behind the very kernels that are to stop. Of all threads for which it is time, the one
+    that moves the flag on looks at the host's word. The first of a warp tries it, and all of the warp read what it has
+    left, so that they go on together.
     """
     return [
         instruction("mov.u64", NOW, Name("%globaltimer")),
-        instruction("cvt.u32.u64", SEEN, NOW),
-        instruction("shr.u32", SEEN, SEEN, Int(TURN_SHIFT)),
-        instruction("mov.u32", WORD, Name("%ctaid", "x")),
-        instruction("add.u32", SEEN, SEEN, WORD),
-        instruction("and.b32", SEEN, SEEN, Int(TURNS - 1)),
-        instruction("setp.eq.u32", TEST, SEEN, Int(0)),
-        instruction("mov.u32", SEEN, Int(0)),
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_STATUS)),
-        instruction("ld.volatile.global.u32", SEEN, Address(LIMIT, STATUS_REQUEST), when=TEST),
         instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_FLAG)),
-        instruction("ld.volatile.global.u32", WORD, Address(LIMIT)),
-        instruction("or.b32", SEEN, SEEN, WORD),
-        instruction("ld.param.u64", LIMIT, launch_field(LAUNCH_DEADLINE)),
-        instruction("setp.gt.u64", TEST, NOW, LIMIT),
-        instruction("setp.ne.or.u32", TEST, SEEN, Int(0), TEST),
+        instruction("ld.volatile.global.u64", UNTIL, Address(LIMIT)),
+        instruction("ld.param.u64", NEXT, launch_field(LAUNCH_DEADLINE)),
+        instruction("setp.le.u64", TEST, NOW, UNTIL),
+        instruction("setp.le.and.u64", TEST, NOW, NEXT, TEST),
+        instruction("bra", Name(back), when=TEST),
+        instruction("activemask.b32", SEEN),
+        instruction("mov.u32", WORD, Name("%lanemask_lt")),
+        instruction("and.b32", SEEN, SEEN, WORD),
+        instruction("setp.eq.u32", TEST, SEEN, Int(0)),
+        instruction("setp.ne.and.u64", TEST, UNTIL, Int(FLAG_STOPPED), TEST),
+        instruction("add.u64", NEXT, NOW, Int(LOOK_NS)),
+        instruction("atom.global.cas.b64", NEXT, Address(LIMIT), UNTIL, NEXT, when=TEST),
+        instruction("setp.eq.and.u64", TEST, NEXT, UNTIL, TEST),
+        instruction("mov.u32", SEEN, Int(0)),
+        instruction("ld.param.u64", NEXT, launch_field(LAUNCH_STATUS)),
+        instruction("ld.volatile.global.u32", SEEN, Address(NEXT, STATUS_REQUEST), when=TEST),
+        instruction("setp.ne.u32", TEST, SEEN, Int(0)),
+        instruction("mov.u64", NEXT, Int(FLAG_STOPPED)),
+        instruction("st.volatile.global.u64", Address(LIMIT), NEXT, when=TEST),
+        instruction("ld.volatile.global.u64", UNTIL, Address(LIMIT)),
+        instruction("ld.param.u64", NEXT, launch_field(LAUNCH_DEADLINE)),
+        instruction("setp.gt.u64", TEST, NOW, NEXT),
+        instruction("setp.eq.or.u64", TEST, UNTIL, Int(FLAG_STOPPED), TEST),
     ]

@@ -300,8 +300,8 @@ class _FunctionReader:
         return target if is_counter and isinstance(target, Name) and target.name in self.made.reserved else None
 
     def _check(self, at: int) -> int:
-        """Take the check of the deadline; return how many statements it is."""
-        wanted, made = templates.deadline_check(), self.made
+        """Take the check of the time; return how many statements it is."""
+        wanted, made = templates.time_check(), self.made
         if self._body[at : at + len(wanted)] != wanted or made.checked >= 0:
             return 0
         made.checked = len(made.body)

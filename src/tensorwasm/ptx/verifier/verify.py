@@ -14,7 +14,7 @@ from tensorwasm.ptx.guarded import Arrays
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Variable
 from tensorwasm.ptx.parser import parse
-from tensorwasm.ptx.templates.polls import epilogue
+from tensorwasm.ptx.templates.polls import epilogue, look
 from tensorwasm.ptx.verifier.confinement import check_confinement
 from tensorwasm.ptx.verifier.convergence import WARP_LANES, TooManyBlocks, hazards, waits
 from tensorwasm.ptx.verifier.costs import (
@@ -144,8 +144,8 @@ def _check_function(function: Function, kernel: KernelFacts) -> None:
     check_parameters(read, kernel)
     _check_work(read, kernel)
     _check_convergence(read, kernel)
-    clears = function.entry and bool(kernel.arrays.dynamic or kernel.arrays.shared_bytes)
-    if body[read.end :] != epilogue(read.polls, stops=polled or clears, traps=read.traps):
+    looks = look(kernel.arrays, kernel.shared_base) if function.entry else ()
+    if body[read.end :] != epilogue(read.polls, looks=looks, stops=polled, traps=read.traps):
         read.refuse("the end is not that of a guarded function", function)
     kernel.costs[function.name] = work
     kernel.functions[function.name] = function

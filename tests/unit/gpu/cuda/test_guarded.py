@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 
 import pytest
 
@@ -12,11 +13,12 @@ from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
 from tensorwasm.gpu.cuda import clock
 from tensorwasm.gpu.cuda.device import CudaDevice
 from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.device.limits import GUARDED_UNLOOKED_NS
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import LAUNCH_WORDS
 from tensorwasm.gpu.shared_device import SharedDevice
-from tensorwasm.ptx.guarded import LAUNCH_BYTES, STATUS_REQUEST
+from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LAUNCH_BYTES, STATUS_REQUEST
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -68,18 +70,20 @@ def test_a_launch_brings_what_the_guard_needs(shared, fake):
 
     def launch(function, *rest):
         _, launched_with = (ctypes.c_uint64 * 2).from_address(rest[-2])
-        seen.append(struct.unpack("<IIQQQIIII", ctypes.string_at(launched_with, 48)))
+        seen.append(struct.unpack("<IIQQQQIIII", ctypes.string_at(launched_with, LAUNCH_BYTES)))
         return real(function, *rest)
 
     fake.cuLaunchKernel = launch
     with shared.open_session("ann") as session:
         own, kernel_id = session.buffers.allocate(64), session.kernels.load(STORE, "k", NEVER)
-        deadline = Deadline.after(20)
+        began_ns, deadline = time.monotonic_ns(), Deadline.after(20)
         session.kernels.launch(kernel_id, ONE, lambda: [BufferOffset(own, 0)], None, deadline)
         window = session._core.window
         assert window.address % (4 << 30) == 0
         words = window.stop.flag_at, window.stop.status_at
-        assert seen == [(window.address >> 32, 0, deadline.at_ns, *words, 0, 0, 0, 0)]
+        ((*before, look_ns, _, _, _, _),) = seen
+        assert before == [window.address >> 32, 0, deadline.at_ns, *words]
+        assert began_ns + GUARDED_UNLOOKED_NS <= look_ns <= time.monotonic_ns() + GUARDED_UNLOOKED_NS
 
 
 def test_a_session_stops_its_kernels_without_a_call_of_the_driver(shared, fake):
@@ -98,11 +102,11 @@ def test_a_session_stops_its_kernels_without_a_call_of_the_driver(shared, fake):
 def test_the_words_of_a_session_whose_kernel_trapped_are_cleared_for_the_next(shared):
     with shared.open_session("ann") as session:
         word, device = session._core.window.stop, session._core.device
-        device.write(word.flag_at, b"\1\0\0\0", None, NEVER)
+        device.write(word.flag_at, struct.pack("<QII", FLAG_STOPPED, 2, 0), None, NEVER)
         ctypes.c_uint32.from_address(word.status_at).value = 2
-    found = bytearray(4)
+    found = bytearray(FLAG_BYTES)
     device.read(word.flag_at, memoryview(found), None, NEVER)
-    assert (found, word.status, word.stopping) == (bytes(4), 0, False)
+    assert (found, word.status, word.stopping) == (bytes(FLAG_BYTES), 0, False)
 
 
 def test_compiled_code_has_room_for_the_launch_parameter():

@@ -24,7 +24,7 @@ def exam():
 
 
 def attack(body, *, guarded=False):
-    last = ", .param .align 8 .b8 __tw_launch[48]" if guarded else ""
+    last = ", .param .align 8 .b8 __tw_launch[56]" if guarded else ""
     return f""".version 8.0
 .target sm_80
 .address_size 64
@@ -103,7 +103,8 @@ setp.gt.u64 %p1, %rd6, %rd3;
 ld.volatile.global.u32 %r1, [%rd5+4];
 setp.ne.or.u32 %p1, %r1, 0, %p1;
 @!%p1 bra again;
-st.global.u32 [%rd4], 1;
+st.global.u64 [%rd4], 1;
+st.global.u32 [%rd4+8], 1;
 st.global.u32 [%rd5], 1;
 """
     for stop in (False, True):
@@ -112,7 +113,7 @@ st.global.u32 [%rd5], 1;
 
 
 def test_writing_the_flag_the_status_or_the_request_is_noticed(exam):
-    for offset, place in ((16, 0), (24, 0), (24, 4)):
+    for offset, place in ((16, 0), (16, 4), (16, 8), (16, 12), (24, 0), (24, 4)):
         body = f"ld.param.u64 %rd3, [__tw_launch+{offset}]; st.global.u32 [%rd3+{place}], 5;"
         assert exam.run(ONE, GuardedText(attack(body, guarded=True))).violations
 
