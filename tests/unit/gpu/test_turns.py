@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.limits.gate import Gate, GatePermit
-from tensorwasm.gpu.limits.turns import FREE, IDLE_NS, LONGEST_TURN_NS, TURN_NS, TurnKeeper, TurnOrder, TurnScheduler
+from tensorwasm.gpu.limits.turns import (
+    FREE,
+    IDLE_NS,
+    LATE_NS,
+    LONGEST_TURN_NS,
+    TURN_NS,
+    TurnKeeper,
+    TurnOrder,
+    TurnScheduler,
+)
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import NEVER, Deadline
@@ -104,6 +113,44 @@ def test_a_turn_that_is_over_already_or_anothers_ends_nothing():
         assert scheduler.turn == (process, tenant)
 
 
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(200, 5000))
+def test_a_kernel_that_runs_on_is_at_its_tenants_cost(one, two, late_ms):
+    clock, weights = Clock(), {"ann": one, "bob": two}
+    scheduler = TurnScheduler(weights.__getitem__, clock)
+    scheduler.wish(1, {"ann"})
+    scheduler.wish(2, {"bob"})
+    had, late, since_ns = dict.fromkeys(weights, 0), 0, 0
+    for _ in range(400):
+        process, tenant = scheduler.turn
+        if late and (tenant == "ann" or clock.now_ns - since_ns >= late_ms * MS):
+            had["ann"] += clock.now_ns - since_ns
+            scheduler.end(1, late)
+            late = 0
+        clock.now_ns += 50 * MS
+        had[tenant] += 50 * MS
+        number = scheduler._number
+        starts = tenant == "ann"
+        scheduler.end(process, number, late=starts)
+        if starts:
+            late, since_ns = number, clock.now_ns
+    if late:
+        had["ann"] += clock.now_ns - since_ns
+    assert abs(had["ann"] / one - had["bob"] / two) <= 2 * (late_ms + 100) * MS
+
+
+def test_what_runs_on_in_a_process_that_ends_is_paid_for():
+    clock = Clock()
+    scheduler = TurnScheduler(lambda _: 1, clock)
+    scheduler.wish(1, {"ann"})
+    scheduler.wish(2, {"bob"})
+    process, tenant = scheduler.turn
+    clock.now_ns += 50 * MS
+    scheduler.end(process, scheduler._number, late=True)
+    clock.now_ns += 300 * MS
+    scheduler.wish(process, ())
+    assert (scheduler._late, scheduler._level(tenant)) == ({}, 350 * MS)
+
+
 def test_a_process_that_ends_leaves_the_turn_to_the_others():
     scheduler = TurnScheduler(lambda _: 1, Clock())
     scheduler.wish(1, {"ann", "cid"})
@@ -154,8 +201,8 @@ class World:
     def wish(self, tenants):
         self.wishes.append(tenants)
 
-    def end_turn(self, number):
-        self.ends.append(number)
+    def end_turn(self, number, *, late):
+        self.ends.append((number, late))
 
     def begin(self, tenant):
         self.permits[tenant].take(NEVER)
@@ -221,7 +268,7 @@ def test_a_turn_ends_when_what_was_begun_in_it_has_ended(busy):
     busy.end("ann")
     busy.look()
     busy.look()
-    assert busy.ends == [1]
+    assert busy.ends == [(1, False)]
     assert busy.queue("ann")
     busy.keeper.obey(TurnOrder(contested=True, number=3, tenant="ann", length_ns=50 * MS))
     assert busy.came == ["ann"]
@@ -235,7 +282,31 @@ def test_an_idle_tenants_turn_is_over_soon_but_not_that_of_one_with_short_kernel
         busy.look(ms=5)
     assert busy.ends == []
     busy.look(ms=IDLE_NS // MS, steps=2)
-    assert busy.ends == [1]
+    assert busy.ends == [(1, False)]
+
+
+def test_a_kernel_that_runs_on_for_long_holds_up_nobodys_turn(busy):
+    busy.keeper.obey(TurnOrder(contested=True, number=1, tenant="ann", length_ns=50 * MS))
+    busy.look(steps=50 + LATE_NS // MS - 1)
+    assert busy.ends == []
+    busy.look(steps=3)
+    assert busy.ends == [(1, True)]
+    assert busy.queue("ann")  # what it begins next waits for its own turn
+    busy.keeper.obey(TurnOrder(contested=True, number=2, tenant="bob", length_ns=50 * MS))
+    assert not busy.queue("bob")  # it has its permit
+    busy.look(steps=10)
+    assert busy.ends == [(1, True)]
+    busy.end("ann")
+    busy.look(steps=2)
+    assert busy.ends == [(1, True), (1, False)]
+
+
+def test_what_runs_on_is_told_as_ended_when_its_tenants_next_turn_begins(busy):
+    busy.keeper.obey(TurnOrder(contested=True, number=1, tenant="ann", length_ns=50 * MS))
+    busy.look(steps=50 + LATE_NS // MS + 3)
+    busy.keeper.obey(TurnOrder(contested=True, number=4, tenant="ann", length_ns=50 * MS))
+    busy.look()
+    assert busy.ends == [(1, True), (1, False)]
 
 
 def test_a_waiter_who_is_held_to_its_end_is_told_why(busy):

@@ -27,6 +27,8 @@ _CALL_S: Final = 0.1
 """What the kernels of one call take, so that two calls under way keep the GPU busy."""
 _TURNS: Final = 20_000
 """Of the kernel that is timed first."""
+_MOST_GROWTH: Final = 30
+"""How many times longer the kernel is that is timed next."""
 _CUDA: Final = Grants(cuda=True)
 _LIMITS: Final = Limits(wall_s=60.0)
 _KERNEL: Final = """.version 7.0\\n.target sm_80\\n.address_size 64\\n.visible .entry work() {{\\n
@@ -89,11 +91,11 @@ def _measure(executor: WorkerExecutor, info: DeviceInfo) -> Iterator[Figure]:
 
 
 def _calibrate(executor: WorkerExecutor, wanted_s: float, blocks: int, turns: int) -> bytes:
-    """Return a guest whose kernel takes so long."""
-    count = 10
-    for _ in range(3):  # each time with what the one before has shown: at first the call itself takes most
-        turns = max(1, round(turns * wanted_s / _alone(executor, _module(turns, blocks), count)))
-        count = max(5, round(2 * _CALL_S / wanted_s))
+    """Return a guest whose kernel takes so long, without what it takes to start one and to wait for it."""
+    count = max(5, round(2 * _CALL_S / wanted_s))
+    for _ in range(3):  # the last time with about as many turns as there will be
+        few_s, many_s = (_alone(executor, _module(each * turns, blocks), count) for each in (1, 3))
+        turns = max(1, round(turns * min(2 * wanted_s / max(many_s - few_s, 1e-9), _MOST_GROWTH)))
     return _module(turns, blocks)
 
 

@@ -3,8 +3,9 @@
 `TurnScheduler` says whose turn it is, for all processes on the GPU; `TurnKeeper` keeps to that in one of them. While
 one tenant alone keeps the GPU busy, nobody waits for a turn, and tenants who use little of it never do.
 
-A tenant's turn lasts until its length has passed and what was begun in it has ended, so a kernel that runs past the
-turn's end is at its tenant's cost. Source: start-time fair queueing (Goyal, Vin, Cheng, 1996), with one server.
+A tenant's turn lasts until its length has passed and what was begun in it has ended. Others do not wait for a kernel
+that runs on for more than `LATE_NS`: the next turn begins beside it, and its tenant pays for the time until it ends.
+Source: start-time fair queueing (Goyal, Vin, Cheng, 1996), with one server.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ TURN_NS: Final = 50_000_000
 LONGEST_TURN_NS: Final = 200_000_000
 IDLE_NS: Final = 20_000_000
 """A turn in which its tenant does nothing for so long is over."""
+LATE_NS: Final = 60_000_000
+"""How long the next turn waits for what was begun in the one before: longer than most kernels take."""
 _MEMORY_NS: Final = 50_000_000
 _HEAVY: Final = 0.4
 _LIGHT: Final = 0.15
@@ -66,6 +69,7 @@ class TurnScheduler:
         self._began_ns = 0
         self._number = 0
         self._last: dict[tuple[int, str], int] = {}
+        self._late: dict[int, tuple[int, str, int]] = {}  # turns with work that runs on: process, tenant, since when
         self._told: dict[int, TurnOrder] = {}
 
     @property
@@ -78,14 +82,27 @@ class TurnScheduler:
         self._told.pop(process, None)  # who asks is answered, whatever was told before
         before = {tenant for each in self._wishes.values() for tenant in each}
         self._wishes[process] = frozenset(tenants)
+        if not self._wishes[process]:
+            for number in [number for number, late in self._late.items() if late[0] == process]:
+                self._charge_late(number)
         for tenant in self._wishes[process] - before:
             self._had[tenant] = max(self._had.get(tenant, 0.0), self._least)
         return self._decide()
 
-    def end(self, process: int, number: int) -> dict[int, TurnOrder]:
-        """Note that a process has ended a turn; return what processes are to be told."""
+    def end(self, process: int, number: int, *, late: bool = False) -> dict[int, TurnOrder]:
+        """Note that a process has ended a turn; return what processes are to be told.
+
+        Args:
+            process: whose turn it was.
+            number: of the turn.
+            late: whether something that was begun in it runs on. The process says so again when that has ended.
+        """
         if self._turn is not None and (self._turn[0], self._number) == (process, number):
+            if late:
+                self._late[number] = (*self._turn, self._clock())
             self._charge()
+        elif not late and self._late.get(number, (0,))[0] == process:
+            self._charge_late(number)
         return self._decide()
 
     def _decide(self) -> dict[int, TurnOrder]:
@@ -94,9 +111,9 @@ class TurnScheduler:
         if self._turn is not None and not (contested and self._turn in there):
             self._charge()
         if contested and self._turn is None:
-            self._begin(min(there, key=lambda each: (self._had[each[1]], self._last.get(each, 0))))
+            self._begin(min(there, key=lambda each: (self._level(each[1]), self._last.get(each, 0))))
         if there:
-            self._least = min(self._had[tenant] for _, tenant in there)
+            self._least = min(self._level(tenant) for _, tenant in there)
         here = {tenant for _, tenant in there}
         self._had = {tenant: had for tenant, had in self._had.items() if tenant in here or had > self._least}
         self._last = {each: number for each, number in self._last.items() if each in there}
@@ -110,11 +127,22 @@ class TurnScheduler:
         self._number += 1
         self._last[chosen] = self._number
 
+    def _level(self, tenant: str) -> float:
+        """Return a tenant's virtual time, with that of what runs on."""
+        late = sum(self._clock() - since_ns for _, who, since_ns in self._late.values() if who == tenant)
+        return self._had.get(tenant, 0.0) + late / self._weigh(tenant)
+
     def _charge(self) -> None:
         if self._turn is not None:
-            tenant = self._turn[1]
-            self._had[tenant] = self._had.get(tenant, 0.0) + (self._clock() - self._began_ns) / self._weigh(tenant)
+            self._pay(self._turn[1], self._began_ns)
             self._turn = None
+
+    def _charge_late(self, number: int) -> None:
+        _, tenant, since_ns = self._late.pop(number)
+        self._pay(tenant, since_ns)
+
+    def _pay(self, tenant: str, since_ns: int) -> None:
+        self._had[tenant] = self._had.get(tenant, 0.0) + (self._clock() - since_ns) / self._weigh(tenant)
 
     def _order(self, process: int, *, contested: bool) -> TurnOrder:
         if not (contested and self._wishes[process]):
@@ -132,8 +160,8 @@ class TurnListener(Protocol):
     def wish(self, tenants: frozenset[str]) -> None:
         """These tenants, and no others, keep the GPU busy here."""
 
-    def end_turn(self, number: int) -> None:
-        """A turn is over, and nothing that was begun in it runs any more."""
+    def end_turn(self, number: int, *, late: bool) -> None:
+        """A turn is over. If ``late``, something that was begun in it runs on, and this is told again at its end."""
 
 
 class TurnKeeper:
@@ -159,7 +187,8 @@ class TurnKeeper:
         self._held: frozenset[str] = frozenset()
         self._order = FREE
         self._state: Literal["none", "going on", "ending"] = "none"  # of the order's turn
-        self._ends_ns = self._active_ns = 0
+        self._ends_ns = self._active_ns = self._ending_ns = 0
+        self._late: dict[int, str] = {}  # turns with work that runs on, and whose it is
         self._looked_ns = clock()
         self._given: dict[str, list[tuple[int, int, int]]] = {}
 
@@ -189,12 +218,15 @@ class TurnKeeper:
             begins = {tenant for tenant, each in given.items() if each != self._given.get(tenant)}
             self._given = given
             ended = self._end_turn(running | waiting | begins)
+            over = self._end_late(running)
             self._hold()
             wait_s = self._find_wait()
         if heavy != self._heavy:
             self._listener.wish(self._heavy)
+        for number in over:
+            self._listener.end_turn(number, late=False)
         if ended:
-            self._listener.end_turn(ended)
+            self._listener.end_turn(ended, late=ended in self._late)
         return wait_s
 
     def _survey(self) -> tuple[set[str], set[str], dict[str, list[tuple[int, int, int]]]]:
@@ -236,14 +268,24 @@ class TurnKeeper:
             if order.tenant in active:
                 self._active_ns = now_ns
             if now_ns >= self._ends_ns or now_ns - self._active_ns >= IDLE_NS:
-                self._state = "ending"
+                self._state, self._ending_ns = "ending", now_ns
                 self._hold()
         if self._state != "ending":
             return 0
         if order.tenant in self._survey()[0]:  # since it is held
-            return 0
+            if now_ns - self._ending_ns < LATE_NS:
+                return 0
+            self._late[order.number] = order.tenant
         self._state = "none"
         return order.number
+
+    def _end_late(self, running: set[str]) -> list[int]:
+        """Return turns of which nothing runs on any more; what runs in its tenant's next turn is that one's."""
+        taken = {self._order.tenant} if self._state != "none" else set()
+        over = [number for number, tenant in self._late.items() if tenant not in running or tenant in taken]
+        for number in over:
+            del self._late[number]
+        return over
 
     def _hold(self) -> None:
         """Hold whom the order holds."""

@@ -73,8 +73,8 @@ class Owner(Protocol):
     def wish(self, tenants: frozenset[str]) -> None:
         """These tenants, and no others, keep the device busy in the process."""
 
-    def end_turn(self, number: int) -> None:
-        """The process has ended a turn."""
+    def end_turn(self, number: int, *, late: bool) -> None:
+        """The process has ended a turn, or what ran on from it."""
 
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
@@ -295,7 +295,7 @@ class Conversation:
         self._owner.wish(frozenset(frame.tenants))
 
     def _take_turn_end(self, frame: TurnEndFrame) -> None:
-        self._owner.end_turn(frame.number)
+        self._owner.end_turn(frame.number, late=frame.late)
 
     def _require_known(self, tenant: str) -> None:
         if tenant not in self._tenants:

@@ -126,9 +126,9 @@ class Counter:
         """See `tensorwasm.gpu.limits.turns.TurnListener`."""
         self._tell(WishFrame(tuple(sorted(tenants))))
 
-    def end_turn(self, number: int) -> None:
+    def end_turn(self, number: int, *, late: bool) -> None:
         """See `tensorwasm.gpu.limits.turns.TurnListener`."""
-        self._tell(TurnEndFrame(number))
+        self._tell(TurnEndFrame(number, late))
 
     def note_long_work(self, tenant: str) -> None:
         """Have the parent told that a tenant's kernels run long, once a second. Never waits."""

@@ -188,9 +188,10 @@ class WishFrame(WorkerFrame, frozen=True):
 
 
 class TurnEndFrame(WorkerFrame, frozen=True):
-    """From a worker: a turn is over, and nothing that was begun in it runs any more."""
+    """From a worker: a turn is over. If ``late``, something that was begun in it runs on, and another tells its end."""
 
     number: Identity
+    late: bool = False
 
 
 class OutputFrame(WorkerFrame, frozen=True):

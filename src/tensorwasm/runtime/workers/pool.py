@@ -205,9 +205,9 @@ class WorkerExecutor:
         with self._lock:
             self._order(self._turns[device].wish(number, tenants))
 
-    def _note_turn_end(self, device: int, number: int, turn: int) -> None:
+    def _note_turn_end(self, device: int, number: int, turn: int, late: bool) -> None:  # noqa: FBT001 - as it is told
         with self._lock:
-            self._order(self._turns[device].end(number, turn))
+            self._order(self._turns[device].end(number, turn, late=late))
 
     def _order(self, orders: Mapping[int, TurnOrder]) -> None:
         """Tell workers whose turn it is; one that leaves has its place no more, and ends what it has."""

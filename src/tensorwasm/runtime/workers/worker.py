@@ -79,13 +79,14 @@ class Notices:
         long_work: kernels of a tenant run long.
         fault: the process or its device was lost; with the tenants whose requests it had.
         wish: these tenants, and no others, keep the device busy in the process; nobody does once it has ended.
-        end_turn: the process has ended a turn on the device, the one with that number.
+        end_turn: the process has ended a turn on the device, the one with that number; and whether something of it runs
+            on, of which it will tell the end.
     """
 
     long_work: Callable[[str], object] = str
     fault: Callable[[frozenset[str]], object] = frozenset
     wish: Callable[[frozenset[str]], object] = frozenset
-    end_turn: Callable[[int], object] = int
+    end_turn: Callable[[int, bool], object] = max
 
 
 _UNHEARD: Final = Notices()
@@ -308,9 +309,9 @@ class Worker:
         """Note who keeps the device busy. For the conversation."""
         self._notices.wish(tenants)
 
-    def end_turn(self, number: int) -> None:
-        """Note that the process has ended a turn. For the conversation."""
-        self._notices.end_turn(number)
+    def end_turn(self, number: int, *, late: bool) -> None:
+        """Note that the process has ended a turn, or what ran on from it. For the conversation."""
+        self._notices.end_turn(number, late)
 
     def _tell_fault(self, flights: Iterable[Flight]) -> None:
         if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.grants.cuda):
