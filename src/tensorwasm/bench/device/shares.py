@@ -83,7 +83,7 @@ def measure_shares(choice: str = "auto") -> Report:
 
 def _measure(executor: WorkerExecutor, info: DeviceInfo) -> Iterator[Figure]:
     real = info.kind == "cuda"
-    seconds, wanted_s = (_SECONDS, (0.0001, 0.05)) if real else (2.0, (0.002, 0.02))
+    seconds, wanted_s = (_SECONDS, (0.0001, 0.05)) if real else (4.0, (0.002, 0.02))
     blocks = 2 * info.multiprocessors if real else 1
     modules = [_calibrate(executor, each, blocks, _TURNS if real else 20) for each in wanted_s]
     kernels = [_time(executor, *each, seconds / 4) for each in zip(modules, wanted_s, strict=True)]
@@ -151,6 +151,8 @@ def _time(executor: WorkerExecutor, module: bytes, wanted_s: float, seconds: flo
     batch = _batch(wanted_s)
     kernel = _Kernel(module, wanted_s, 0.0, max(1, round(_CALL_S / wanted_s / batch)), batch)
     rate = _flood(executor, (kernel,), seconds)[0] / seconds
+    if not rate:
+        raise InternalError(f"no call of the benchmark ended in {seconds} s")
     return kernel._replace(alone_s=1.0 / rate, rate=rate)
 
 
