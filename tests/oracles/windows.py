@@ -41,6 +41,11 @@ DATA_AT = 0x3000_0000
 DATA_BYTES = 1 << 20
 VICTIM_BYTES = 1 << 16
 _EXAM_NS = 600_000_000_000
+_STRICTER = {
+    "needs all 32 lanes": "matrix instructions of a warp of which threads have exited",
+    "the lanes of the warp disagree": "matrices whose lanes say different addresses, of which each is confined",
+}
+"""What the emulator takes for a fault and a GPU does not, by words of the message."""
 _MOST_BLOCKS = 16
 
 
@@ -206,8 +211,9 @@ class Exam:
         except (KernelFault, InvokeTimeout) as error:
             device.close_stream(emulation.stream)
             emulation.stream = device.open_stream()
-            if "needs all 32 lanes" in error.message:
-                return (), "matrix instructions of a warp of which threads have exited: hardware lets them pass"
+            for words, form in _STRICTER.items():
+                if words in error.message:
+                    return (), f"{form}: hardware lets them pass"
             kind = "fault" if isinstance(error, KernelFault) else "still running"
             return (f"{kind}: {error}",), ""
         except TensorWasmError as error:

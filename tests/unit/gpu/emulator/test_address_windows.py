@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from oracles.guarding import GuardedText
+from oracles.guarding import GuardedText, guarded_text
 from oracles.windows import DATA_AT, OWN_AT, SLACK_BYTES, WINDOW_BYTES, Exam
 from strategies.hostile import DELIBERATE, PARAMETERS
 
@@ -85,6 +85,15 @@ def test_a_fenced_access_of_the_victims_address_harms_nobody(exam, immediate):
 def test_what_leaves_the_window_is_a_violation(exam, body):
     outcome = exam.run(ONE, GuardedText(attack(body, guarded=True)), grace_s=0.1)
     assert len(outcome.violations) == 1
+
+
+def test_lanes_that_say_different_addresses_of_a_matrix_are_no_violation(exam):
+    body = """mov.u32 %r1, %laneid; mul.wide.u32 %rd3, %r1, 256; add.u64 %rd3, %rd1, %rd3;
+wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd3];"""
+    hostile = replace(ONE, text=attack(body))
+    outcome = exam.run(hostile, guarded_text(hostile.text, hostile.entry))
+    assert outcome.violations == ()
+    assert "different addresses" in outcome.lacking
 
 
 def test_races_in_shared_memory_are_none(exam):
