@@ -67,6 +67,7 @@ class Puppet:
         self.beats = 0
         self.held = []
         self.wishes = {}
+        self.in_turn, self.contested = None, False
         self.beating = True
         self.setup = None
 
@@ -197,7 +198,16 @@ class Puppet:
         """Keep the device busy without end, and begin to when this is answered."""
         self.send(WishFrame((call.tenant,)), self.done(call))
 
+    def do_await_turns(self, call):
+        """Keep the device busy until nobody waits for turns any more, as one who is held does."""
+        self.in_turn = call
+        self.send(WishFrame((call.tenant,)))
+
     def take_turn(self, frame):
+        self.contested |= frame.contested
+        if self.in_turn is not None and self.contested and not frame.contested:
+            self.send(self.done(self.in_turn))
+            self.in_turn = None
         call = self.wishes.pop(frame.tenant, None)
         if call is not None:
             told = json.dumps({"number": frame.number, "length_ns": frame.length_ns}).encode()

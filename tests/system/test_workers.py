@@ -382,6 +382,16 @@ def test_the_turn_of_a_worker_that_is_lost_is_over(guarded):
     assert {json.loads(each.result(SOON_S).stdout)["length_ns"] for each in (bob, cyn)} == {TURN_NS}
 
 
+def test_who_waits_for_a_turn_goes_on_when_the_workers_leave(guarded):
+    ask(guarded, "long", "ann", **CUDA).result(SOON_S)
+    ask(guarded, "greedy", "ann", **CUDA).result(SOON_S)
+    bob = ask(guarded, "await_turns", "bob", **CUDA)
+    while guarded._turns[0].turn is None:  # until bob's wish has come
+        pass
+    guarded.drain(SOON_S)
+    assert bob.result(SOON_S).values is not None
+
+
 def test_tenants_whose_requests_a_fault_ended_have_workers_of_their_own_from_then_on(guarded):
     hold(guarded, "bob", **CUDA)
     hold(guarded, "cyn")

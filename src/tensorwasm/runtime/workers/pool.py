@@ -17,7 +17,7 @@ from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
-from tensorwasm.gpu.limits.turns import TurnOrder, TurnScheduler
+from tensorwasm.gpu.limits.turns import FREE, TurnOrder, TurnScheduler
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
@@ -146,6 +146,8 @@ class WorkerExecutor:
         """Take no more requests, and wait until every worker is gone; what has not ended by the limit is ended."""
         with self._lock:
             self._closed = True
+            for placed in self._placed.values():
+                placed.worker.order(FREE)  # what they still have ends sooner side by side than in turns
             leaving = self._leaving = [*self._leaving, *(placed.worker for placed in self._placed.values())]
             self._placed.clear()
         for worker in leaving:
@@ -203,14 +205,15 @@ class WorkerExecutor:
 
     def _note_wish(self, device: int, number: int, tenants: frozenset[str]) -> None:
         with self._lock:
-            self._order(self._turns[device].wish(number, tenants))
+            wanted = tenants if number in self._placed else ()  # a worker that leaves has no turns
+            self._order(self._turns[device].wish(number, wanted))
 
     def _note_turn_end(self, device: int, number: int, turn: int, late: bool) -> None:  # noqa: FBT001 - as it is told
         with self._lock:
             self._order(self._turns[device].end(number, turn, late=late))
 
     def _order(self, orders: Mapping[int, TurnOrder]) -> None:
-        """Tell workers whose turn it is; one that leaves has its place no more, and ends what it has."""
+        """Tell workers whose turn it is; one that leaves has its place no more."""
         for number, order in orders.items():
             if number in self._placed:
                 self._placed[number].worker.order(order)
@@ -225,6 +228,7 @@ class WorkerExecutor:
     def _start(self, start: Start, tenant: str, owner: str | None, *, long: bool) -> _PlacedWorker:
         if start.instead_of is not None:
             idle = self._placed.pop(start.instead_of).worker
+            self._order(self._turns[start.device].wish(start.instead_of, ()))
             idle.drain(0.0)
             self._leaving.append(idle)
             self._device_shares[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
