@@ -240,6 +240,8 @@ def measure_launch(recorder: Recorder) -> MeasuredPath:
         with recorder.recording():
             function.invoke(grants=("cuda",))
     calls = recorder.calls
+    if not any(file.endswith(LAUNCH[0]) for file, _ in calls):
+        raise RuntimeError(f"no launch among {len(calls)} calls, of which the last are {calls[-40:]}")
     begins = next(i for i, (file, name) in enumerate(calls) if file.endswith(LAUNCH[0]) and name.endswith(LAUNCH[1]))
     ends = next(i for i in range(begins, len(calls)) if "/gpu/emulator/" in calls[i][0])
     recorder.calls = calls[begins : ends + 1]

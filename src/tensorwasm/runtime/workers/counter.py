@@ -91,7 +91,9 @@ class Counter:
             InvokeFrame: self._invoke,
             CancelFrame: self._cancel,
             CreditFrame: self._credit,
+            TurnFrame: self._obey,
         }
+        self._keeper: TurnKeeper | None = None
 
     def take(self, frame: WorkerFrame) -> None:
         """Do what a frame says; calls are only started.
@@ -116,11 +118,13 @@ class Counter:
 
     def keep_turns(self, gate: Gate) -> None:
         """Have tenants who keep the device busy wait at its gate for the turns that the parent gives them."""
-        keeper = TurnKeeper(gate, self)
-        self._handlers[TurnFrame] = lambda frame: keeper.obey(
-            TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns)
-        )
-        keeper.start()
+        self._keeper = TurnKeeper(gate, self)
+        self._keeper.start()
+
+    def _obey(self, frame: TurnFrame) -> None:
+        # Without a keeper nobody keeps the device busy here: it was meant for the process before this one.
+        if self._keeper is not None:
+            self._keeper.obey(TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns))
 
     def wish(self, tenants: frozenset[str]) -> None:
         """See `tensorwasm.gpu.limits.turns.TurnListener`."""
