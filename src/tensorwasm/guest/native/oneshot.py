@@ -114,6 +114,16 @@ def note_error(call: int, error: int) -> bool:
 
 
 @compiled
+def give_wasi(call: int, context: int) -> bool:
+    """Give the store its WASI context, if there is one. Return whether wasmtime took it."""
+    config = load_u64(call + CALL.wasi)
+    if config == ZERO:
+        return True
+    store_u64(call + CALL.wasi, ZERO)
+    return not note_error(call, call_u64(function(call, WASMTIME.context_set_wasi), (context, config)))
+
+
+@compiled
 def find_export(call: int, context: int, name: int, name_bytes: int) -> bool:
     """Return whether the instance has an export; it is put into ``item``."""
     get = function(call, WASMTIME.instance_export_get)
@@ -161,8 +171,8 @@ def call_export(call: int, name: int, name_bytes: int, cell_count: int) -> int:
 
 
 @compiled
-def make_and_call(call: int, session: int) -> int:
-    """Make the sandbox and call it. Return how far that got."""
+def make(call: int, session: int) -> int:
+    """Make the sandbox. Return how far that got."""
     context = open_store(call, session)
     on_epoch = load_u64(call + CALL.on_epoch)
     call_void(
@@ -170,16 +180,26 @@ def make_and_call(call: int, session: int) -> int:
     )
     instance, trap = call + CALL.instance, call + CALL.trap
     store_u64(trap, ZERO)
-    make = function(call, WASMTIME.instance_pre_instantiate)
-    if note_error(call, call_u64(make, (load_u64(call + CALL.prepared), context, instance, trap))):
+    if not give_wasi(call, context):
+        return STATUS.INSTANTIATING
+    instantiate = function(call, WASMTIME.instance_pre_instantiate)
+    if note_error(call, call_u64(instantiate, (load_u64(call + CALL.prepared), context, instance, trap))):
         return STATUS.INSTANTIATING
     note_memory(call, context, session)
     if not put_globals(call, context):
         return STATUS.FINDING
     call_void(function(call, WASMTIME.context_set_epoch_deadline), (context, load_u64(call + CALL.ticks)))
-    status, initialiser = STATUS.DONE, load_u64(call + CALL.initialiser)
-    if initialiser != ZERO:
+    return STATUS.DONE
+
+
+@compiled
+def make_and_call(call: int, session: int) -> int:
+    """Make the sandbox and call it. Return how far that got."""
+    status, initialiser = make(call, session), load_u64(call + CALL.initialiser)
+    if status == STATUS.DONE and initialiser != ZERO:
         status = call_export(call, initialiser, load_u64(call + CALL.initialiser_bytes), ZERO)
+        if status == STATUS.CALLING:
+            return STATUS.INITIALISING
     if status == STATUS.DONE:
         name, name_bytes = load_u64(call + CALL.export), load_u64(call + CALL.export_bytes)
         status = call_export(call, name, name_bytes, load_u64(call + CALL.cell_count))

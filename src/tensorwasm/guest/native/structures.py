@@ -151,6 +151,8 @@ class CallStatus(IntEnum):
     """The call succeeded; the device may still reach the sandbox's memory."""
     SUSPENDED = 6
     """On a fiber: the guest is suspended, in the future."""
+    INITIALISING = 7
+    """The initialiser ended with a trap or an error."""
 
 
 class WasmtimeFunctions(ctypes.Structure):
@@ -160,7 +162,7 @@ class WasmtimeFunctions(ctypes.Structure):
         store_new store_context store_limiter store_epoch_deadline_callback instance_pre_instantiate
         instance_export_get global_set context_set_epoch_deadline func_call_unchecked store_delete
         context_epoch_deadline_async_yield_and_update instance_pre_instantiate_async func_call_async
-        call_future_poll call_future_delete
+        call_future_poll call_future_delete context_set_wasi
     """)
 
 
@@ -171,7 +173,7 @@ class GlobalWrite(ctypes.Structure):
 
 
 class CallDescriptor(ctypes.Structure):
-    """One one-shot call. Compiled code writes the fields from ``thread`` on.
+    """One one-shot call. Compiled code writes the fields from ``wasi`` on.
 
     Attributes:
         calls: address of the `WasmtimeFunctions`; ``layout`` and ``interpreter`` are those of a `SessionLayout` and an
@@ -182,6 +184,7 @@ class CallDescriptor(ctypes.Structure):
         cells: parameters in, results out; on a fiber only parameters, as ``wasmtime_val_t``; results in ``results``.
         writes: `GlobalWrite` rows, applied before the call.
         keeps: whether the GIL is kept until the epoch callback is first called, after ``ticks``.
+        wasi: ``wasi_config_t`` for the store, 0 once that owns it, or without.
         thread: Python thread state to restore after the GIL was released, 0 while it is kept.
         store, context, future: 0 once gone; the future on a fiber only.
         error, trap: from wasmtime, owned by the reader.
@@ -192,7 +195,7 @@ class CallDescriptor(ctypes.Structure):
             calls engine layout on_epoch on_epoch_object interpreter memory_bytes table_elements tables prepared
             export export_bytes initialiser initialiser_bytes memory memory_name_bytes
             cells cell_count results result_count writes write_count keeps ticks
-            thread store context future error trap
+            wasi thread store context future error trap
         """),
         ("instance", ctypes.c_char * capi.SIZES["wasmtime_instance_t"]),
         ("item", ctypes.c_char * capi.SIZES["wasmtime_extern_t"]),

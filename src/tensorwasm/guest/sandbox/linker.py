@@ -26,7 +26,7 @@ from tensorwasm.guest.native.structures import (
     address_of,
     make_environment,
 )
-from tensorwasm.guest.sandbox import wasi
+from tensorwasm.guest.sandbox import wasi, wasi_stdio
 from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
 from tensorwasm.wasm.preamble import Import, Preamble
@@ -49,13 +49,14 @@ class LinkedModule:
         compiled: some of its host functions are compiled.
         needs_layout: it may call compiled host functions, so its store must carry the address of a session layout.
         guarded: none of its host functions can fail unnoticed before its first line.
+        stdio: its output goes to the host without wasmtime; it has no folders.
         waiting: the host functions that suspend it, by number; None if it runs on a thread.
         starts_kernels: it may start kernels without waiting for them, which have to reach its memory in place.
     """
 
     __slots__ = (
         *("_linker", "address", "compiled", "guarded", "module"),
-        *("needs_layout", "needs_wasi", "starts_kernels", "waiting"),
+        *("needs_layout", "needs_wasi", "starts_kernels", "stdio", "waiting"),
     )
 
     def __init__(self, linker: Linker, module: CompiledModule, address: int) -> None:
@@ -65,17 +66,18 @@ class LinkedModule:
         self.compiled = linker.compiled
         self.needs_layout = linker.native
         self.waiting = linker.waiting
+        self.stdio: bool = linker.stdio
         self.guarded = linker.guarded or not module.imports
         self.starts_kernels = any(wanted.name in _STARTING for wanted in module.imports)
-        self.needs_wasi = any(wanted.module == wasi.MODULE for wanted in module.imports)
+        self.needs_wasi: bool = any(wanted.module == wasi.MODULE for wanted in module.imports)
 
     def __del__(self) -> None:
         KEEPING.wasmtime_instance_pre_delete(self.address)
 
     def is_one_shot(self) -> bool:
-        """Return whether one-shot sandboxes can run the module; with compiled host functions it needs compiled code."""
-        plain = not self.needs_wasi and self.waiting is None and self.module.is_quick
-        able = not self.needs_layout or load_oneshot() is not None
+        """Return whether one-shot sandboxes can run the module; with WASI or compiled host functions it needs Numba."""
+        plain = self.waiting is None and self.module.is_quick
+        able = not (self.needs_layout or self.needs_wasi) or load_oneshot() is not None
         return plain and able and not self.module.engine.config.host_memory
 
     def is_one_shot_fiber(self) -> bool:
@@ -98,12 +100,15 @@ class Linker:
         host_functions: Iterable[HostFunction] = (),
         *,
         wasi_preview1: bool = True,
+        stdio: bool = False,
         native: Entries = NO_ENTRIES,
         passage: PythonCallbacks | None = None,
         code: SuspensionCode | None = None,
     ) -> None:
         """Define the imports.
 
+        With ``stdio`` a sandbox has no folders, and output goes to the host without wasmtime
+        (`tensorwasm.guest.sandbox.wasi_stdio`).
         ``native`` has compiled host functions by module and name; only those of ``host_functions`` are linked.
         ``passage`` is compiled code that calls Python host functions, so that none fails unnoticed before its first
         line; without it ctypes does. ``code`` suspends sandboxes that run as fibers; the engine must have stacks for
@@ -120,12 +125,12 @@ class Linker:
         self._code = code
         self._offered: dict[tuple[str, str], HostFunction] = {}
         self._kept: list[object] = []
-        self._wasi = wasi_preview1
+        self._wasi, self.stdio = wasi_preview1, stdio
         self._address: int = KEEPING.wasmtime_linker_new(engine.address)
         if wasi_preview1:
             _check(KEEPING.wasmtime_linker_define_wasi(self._address))
             KEEPING.wasmtime_linker_allow_shadowing(self._address, True)
-            for function in wasi.REPLACED:
+            for function in (*wasi.REPLACED, *(wasi_stdio.FUNCTIONS if stdio else ())):
                 self._define(function)
             KEEPING.wasmtime_linker_allow_shadowing(self._address, False)
         for function in host_functions:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorwasm.errors import DeviceLost, GuestTrap, InternalError, InvokeTimeout
+from tensorwasm.errors import DeviceLost, GuestExit, GuestTrap, InternalError, InvokeTimeout
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.guest.engine import capi, codec, memory_creator
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
@@ -25,7 +25,7 @@ from tensorwasm.guest.memory.images import Image
 from tensorwasm.guest.native.loading import load_callbacks, load_oneshot
 from tensorwasm.guest.native.session_layouts import return_layout
 from tensorwasm.guest.native.structures import INTERPRETER, WASMTIME, CallDescriptor, CallStatus, GlobalWrite
-from tensorwasm.guest.sandbox import stack
+from tensorwasm.guest.sandbox import stack, wasi
 from tensorwasm.guest.sandbox.interrupts import shielded
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.guest.sandbox.state import (
@@ -38,6 +38,8 @@ from tensorwasm.guest.sandbox.state import (
     on_epoch,
     take_outcome,
 )
+from tensorwasm.guest.sandbox.wasi import WasiConfig
+from tensorwasm.guest.sandbox.wasi_io import WasiState
 from tensorwasm.values import Deadline, Limits
 
 _MEMORY: Final = ctypes.create_string_buffer(b"memory")
@@ -63,7 +65,7 @@ class SavedStart:
 class OneShotSandbox:
     """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
-    After an error, close first its session and then this.
+    After an error, close first its session and then this. ``exit_code`` is what the guest of the last call left with.
     """
 
     __slots__ = (
@@ -83,7 +85,9 @@ class OneShotSandbox:
         "_plan",
         "_referenced",
         "_state",
+        "_stdio",
         "_stuck",
+        "exit_code",
     )  # fmt: skip
 
     def __init__(
@@ -118,7 +122,7 @@ class OneShotSandbox:
         self._linked, self._limits, self._engine = linked, limits, module.engine
         self._cells = ctypes.create_string_buffer(max(self._plan.cell_count, 1) * 16)
         self._state = GuestState(module.engine, {}, layout, module.lines)
-        self._stuck = False
+        self._stuck, self._stdio, self.exit_code = False, linked.stdio, 0
         self._may_keep = brief and not layout.driver  # waiting for a device takes long
         self._compiled = execute is not None
         self._brief = self._may_keep and self._compiled  # without compiled code only once a guest was seen to be short
@@ -135,15 +139,19 @@ class OneShotSandbox:
         services: Mapping[str, object],
         deadline: Deadline | None,
         drain: Callable[[], bool] | None,
+        config: WasiConfig | None = None,
     ) -> Sequence[codec.Number]:
         """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it.
 
-        ``drain`` is not called if the guest ended well and no device reaches its memory. Also raises CapacityExhausted
-        if the pool is full or the thread's stack too small, and DeviceLost if the device's context was replaced.
+        ``drain`` is not called if the guest ended well and no device reaches its memory. A module with WASI needs a
+        ``config`` without directories. Also raises CapacityExhausted if the pool is full or the thread's stack too
+        small, DeviceLost if the device's context was replaced, and what `wasi.prepare` raises; a guest that leaves
+        while it is called only sets `exit_code`.
         """
         plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
             plan.write(self._cells, 0, args)
+        state.wasi, self.exit_code = None, 0
         engine.reserve_slot()
         started_ns = time.monotonic_ns()
         try:
@@ -154,43 +162,74 @@ class OneShotSandbox:
             if end_ns is not None and started_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
+            if config is not None:
+                self._give_wasi(config)
             state.arm(started_ns, end_ns)
             descriptor.keeps = brief = self._brief
             descriptor.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
             state.keeps = brief and not self._compiled
             if image is not None:
-                memory_creator.supply(
-                    lambda _size, _capacity: image.map(self._owner), self._limits.memory_bytes, image.size_bytes
-                )
+                self._supply(image)
             status = self._execute(self._address) if self._guarded else shielded(state, self._execute, self._address)
-            if status or state.error is not None:
-                self._raise_failure(status)
+            if (status or state.error is not None) and self._raise_failure(status):
+                return ()
         finally:
-            if image is not None:
-                memory_creator.supply(None)
-            if descriptor.store:
-                self._delete(drain, time.monotonic_ns() - started_ns)
-            if not self._compiled:
-                self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
-            interrupted = state.error
-            state.end()
-            if not self._stuck:
-                engine.release_slot()
-            if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
-                raise interrupted
+            self._finish(drain, started_ns)
         return plan.read(self._cells, 0)
+
+    def _finish(self, drain: Callable[[], bool] | None, started_ns: int) -> None:
+        """Delete what a call has left, and release its slot."""
+        state = self._state
+        if self._image is not None:
+            memory_creator.supply(None)
+        if self._order.store:
+            self._delete(drain, time.monotonic_ns() - started_ns)
+        if not self._compiled:
+            self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
+        interrupted = state.error
+        state.end()
+        if not self._stuck:
+            self._engine.release_slot()
+        if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
+            raise interrupted
 
     def close(self) -> None:
         """Recycle the session layout; its session must be closed. Idempotent."""
+        self._give_wasi(None)
         state = STATES.pop(self._state.token, None) if not self._stuck else None
         if state is not None and state.layout is not None:
             return_layout(state.layout)
 
-    def _raise_failure(self, status: int) -> None:
+    @property
+    def wasi(self) -> WasiState | None:
+        """The host's side of the last call's WASI context; None without."""
+        return self._state.wasi
+
+    def _give_wasi(self, config: WasiConfig | None) -> None:
+        """Describe the WASI context of the next store; one that no store has got is freed."""
+        descriptor, state = self._order, self._state
+        if descriptor.wasi:
+            KEEPING.wasi_config_delete(descriptor.wasi)
+            descriptor.wasi = 0
+        if config is not None:
+            output_bytes = self._limits.output_bytes
+            state.wasi, descriptor.wasi = wasi.prepare(state.token, config, output_bytes, stdio=self._stdio)
+
+    def _supply(self, image: Image) -> None:
+        """Have the next memory of this thread made of the image."""
+        most_bytes = self._limits.memory_bytes
+        memory_creator.supply(lambda _size, _capacity: image.map(self._owner), most_bytes, image.size_bytes)
+
+    def _raise_failure(self, status: int) -> bool:
+        """Raise what went wrong in a call; return whether the guest left by itself, in `exit_code` with what."""
         if status == CallStatus.UNBOUND:
             raise DeviceLost("the context that this process had on the GPU is gone")
         try:
             raise_outcome(self._order, self._state)
+        except GuestExit as left:
+            if status == CallStatus.INITIALISING:
+                raise
+            self.exit_code = left.code
         except GuestTrap:
             refusal = memory_creator.refusal() if self._image is not None else None
             if refusal is not None:
@@ -198,6 +237,7 @@ class OneShotSandbox:
             raise
         if status == CallStatus.FINDING:
             raise InternalError("an export of the module is missing")
+        return status in {CallStatus.CALLING, CallStatus.INITIALISING}
 
     def _delete(self, drain: Callable[[], bool] | None, spent_ns: int) -> None:
         """Delete a sandbox that compiled code has left, unless a device may still reach its memory."""

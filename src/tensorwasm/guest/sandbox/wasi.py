@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import struct
+import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tensorwasm.errors import GuestExit, InternalError, InvalidArgs, InvalidPointer
@@ -78,35 +81,55 @@ NO_WASI: Final = WasiConfig()
 
 
 def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
-    """Give the store of a sandbox its WASI context; each output stream may have ``output_bytes``.
+    """Give the store of a sandbox its WASI context; otherwise as `prepare`."""
+    made, address = prepare(state.token, config, output_bytes)
+    error = KEEPING.wasmtime_context_set_wasi(state.context, address)
+    if error:
+        made.close()
+        raise InternalError(f"wasmtime refused a WASI context: {traps.explain(error)}")
+    return made
 
-    Raises `InvalidArgs` if an argument, variable or path holds a NUL, or a folder or file cannot be given.
+
+def prepare(token: int, config: WasiConfig, output_bytes: int, *, stdio: bool = False) -> tuple[WasiState, int]:
+    """Return the host's side of a WASI context, and the ``wasi_config_t`` that becomes a store's.
+
+    Args:
+        token: of the sandbox.
+        config: what its guest gets.
+        output_bytes: most that each output stream takes.
+        stdio: whether output goes to the host without wasmtime (`tensorwasm.guest.sandbox.wasi_stdio`).
+
+    Raises:
+        InvalidArgs: an argument, variable or path holds a NUL, or a folder or file cannot be given.
     """
     mounts = Mounts(config.directories) if config.directories else None
-    try:
-        _set_context(state, config, mounts)
-    except BaseException:
-        if mounts is not None:
-            mounts.close()
-        raise
-    out, err = GuestOutput(output_bytes, config.stdout), GuestOutput(output_bytes, config.stderr)
-    return WasiState(out, err, time.monotonic_ns(), mounts)
-
-
-def _set_context(state: GuestState, config: WasiConfig, mounts: Mounts | None) -> None:
     address = KEEPING.wasi_config_new()
     try:
-        _configure(address, state.token, config)
+        _configure(address, token, config, stdio=stdio)
         for host_path, guest_path, writable in mounts.preopened if mounts is not None else ():
             host, guest = _strings((host_path, guest_path))
             opened = RELEASING.wasi_config_preopen_dir(address, host, guest, writable)
             _require(opened, f"the folder {host_path!r} cannot be opened")
     except BaseException:
         KEEPING.wasi_config_delete(address)
+        if mounts is not None:
+            mounts.close()
         raise
-    error = KEEPING.wasmtime_context_set_wasi(state.context, address)
-    if error:
-        raise InternalError(f"wasmtime refused a WASI context: {traps.explain(error)}")
+    out, err = (_output(each, output_bytes, at) for at, each in enumerate((config.stdout, config.stderr), start=1))
+    streams = {0: None, 1: out, 2: err} if stdio else {}
+    return WasiState(out, err, time.monotonic_ns(), mounts, streams), address
+
+
+def _output(sink: Sink | Inherit | None, output_bytes: int, descriptor: int) -> GuestOutput:
+    """Return where an output stream goes; for `INHERIT` what comes here goes to the process's own, without a limit."""
+    if sink is INHERIT:
+        return GuestOutput(sys.maxsize, partial(_write_all, descriptor))
+    return GuestOutput(output_bytes, sink)
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState:
@@ -125,7 +148,7 @@ def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState
     return after
 
 
-def _configure(address: int, token: int, config: WasiConfig) -> None:
+def _configure(address: int, token: int, config: WasiConfig, *, stdio: bool) -> None:
     if config.args:
         _require(
             KEEPING.wasi_config_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text"
@@ -142,11 +165,11 @@ def _configure(address: int, token: int, config: WasiConfig) -> None:
         KEEPING.wasi_config_set_stdin_bytes(address, vector)
     if config.stdout is INHERIT:
         KEEPING.wasi_config_inherit_stdout(address)
-    else:
+    elif not stdio:
         KEEPING.wasi_config_set_stdout_custom(address, _ON_STDOUT, token, None)
     if config.stderr is INHERIT:
         KEEPING.wasi_config_inherit_stderr(address)
-    else:
+    elif not stdio:
         KEEPING.wasi_config_set_stderr_custom(address, _ON_STDERR, token, None)
 
 

@@ -11,7 +11,7 @@ import enum
 import os
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
@@ -146,8 +146,8 @@ class GuestOutput:
 
     __slots__ = ("_captured", "_left_bytes", "_sink", "truncated")
 
-    def __init__(self, limit_bytes: int, sink: Sink | Inherit | None = None) -> None:
-        self._sink = None if sink is INHERIT else sink
+    def __init__(self, limit_bytes: int, sink: Sink | None = None) -> None:
+        self._sink = sink
         self._captured = bytearray()
         self._left_bytes = limit_bytes
         self.truncated = False
@@ -178,12 +178,16 @@ class GuestOutput:
 
 @dataclass(frozen=True, slots=True)
 class WasiState:
-    """The WASI side of one sandbox; its monotonic clock was at 0 at ``clock_origin_ns`` of ``time.monotonic_ns()``."""
+    """The WASI side of one sandbox; its monotonic clock was at 0 at ``clock_origin_ns`` of ``time.monotonic_ns()``.
+
+    ``open_streams`` are those by descriptor where output does not go through wasmtime; None stands for standard input.
+    """
 
     stdout: GuestOutput
     stderr: GuestOutput
     clock_origin_ns: int
     mounts: Mounts | None = None
+    open_streams: dict[int, GuestOutput | None] = field(default_factory=dict)
 
     def close(self) -> None:
         """Remove copied files."""

@@ -83,8 +83,8 @@ class Function(DeployedModule):
         if old is not None:
             self.host.warm.remove(old)
         initialisers = self.initialisers(None)
-        if count and (initialisers or not self.prepared.is_one_shot()):
-            config = configure(self.prepared, self.name, Grants(), argv, env)
+        if count and (initialisers or self.prepared.needs_wasi or not self.prepared.is_one_shot()):
+            config = configure(self, Grants(), argv=argv, env=env)
             kept = make_specification(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(kept)
             self.warm_kept[tenant] = kept
@@ -158,7 +158,10 @@ class Function(DeployedModule):
         if plan is not None:  # it takes few arguments: a call through `Dispatcher.call` costs 0.5 us more
             if on_device is not None and granted.cuda:
                 on_device(self.host.share().info, self.host.device_reason)
-            return plan.invoke(args, input, on_chunk, deadline)
+            config = None
+            if self.prepared.needs_wasi:
+                config = configure(self, granted, argv=argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
+            return plan.invoke(args, input, on_chunk, deadline, config)
         call = make_call(
             self,
             export,

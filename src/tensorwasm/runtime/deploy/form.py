@@ -26,6 +26,7 @@ class Form(NamedTuple):
     # A saved memory is copied into wasmtime's own instead of being mapped: for modules with exceptions, whose heap
     # would be allocated where the memory is.
     copied: bool = False
+    stdio: bool = False  # output goes to the host without wasmtime's WASI, and there are no folders
 
 
 def engine_of(form: Form, plain: Engine) -> Engine:
@@ -50,19 +51,21 @@ def linker_of(form: Form, engine: Engine) -> Linker | None:
     """Return the linker for a form, None where it needs compiled host functions or fibers and there are none."""
     if form.fibers:
         return _fiber_linker(engine, form.native)
-    return _native_linker(engine) if form.native else make_linker(engine)
+    return _native_linker(engine, form.stdio) if form.native else make_linker(engine, form.stdio)
 
 
 @cache
-def make_linker(engine: Engine) -> Linker:
-    """Return the one linker of an engine with Python's host functions."""
-    return Linker(engine, host_functions())
+def make_linker(engine: Engine, stdio: bool = False) -> Linker:  # noqa: FBT001, FBT002 - a part of a form
+    """Return the one linker of an engine with Python's host functions; see `Form` for ``stdio``."""
+    return Linker(engine, host_functions(), stdio=stdio)
 
 
 @cache
-def _native_linker(engine: Engine) -> Linker | None:
+def _native_linker(engine: Engine, stdio: bool) -> Linker | None:  # noqa: FBT001 - a part of a form
     entries = load_entries()
-    return Linker(engine, host_functions(), native=entries, passage=load_callbacks()) if entries else None
+    if not entries:
+        return None
+    return Linker(engine, host_functions(), stdio=stdio, native=entries, passage=load_callbacks())
 
 
 @cache

@@ -29,7 +29,14 @@ from tensorwasm.runtime.invoke.device_access import is_direct, resolve_memory_ki
 from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
-from tensorwasm.runtime.invoke.invocation import CallInputs, CallOptions, Invocation, PendingInvocation, make_call
+from tensorwasm.runtime.invoke.invocation import (
+    CallInputs,
+    CallOptions,
+    Invocation,
+    PendingInvocation,
+    configure,
+    make_call,
+)
 from tensorwasm.runtime.invoke.one_shot import FiberPlan, OneShotJob, OneShotPlan
 
 if TYPE_CHECKING:
@@ -60,6 +67,8 @@ class Question:
         module = self.module
         if self.saved is not None:
             return module.form(module.blank)
+        if module.prepared.needs_wasi:
+            return module.form(Form(native=self.granted.cuda, stdio=True))
         return module.form(Form(native=True)) if self.granted.cuda else module.prepared
 
 
@@ -95,16 +104,21 @@ CONDITIONS: Final = (
         None,
     ),
     Condition(
-        "its module has no WASI, no start function, and little to copy when a sandbox is made",
+        "its module has no start function, and little to copy when a sandbox is made",
         lambda asked: asked.prepared.is_one_shot(),
         lambda asked: asked.module.form(Form(fibers=True)).is_one_shot_fiber(),
+    ),
+    Condition(
+        "it has WASI without directories and saved state, and as a fiber no WASI",
+        lambda asked: not asked.prepared.needs_wasi or (asked.saved is None and not asked.granted.directories),
+        lambda asked: not asked.module.prepared.needs_wasi,
     ),
 )
 """What a call must meet to be one-shot, in this order; the first row that it does not meet makes it a full one."""
 
 
 def _has_compiled_gpu(asked: Question) -> bool:
-    if asked.module.prepared.needs_wasi or asked.memory == "pinned":  # its pages are prepared before the guest runs
+    if asked.memory == "pinned":  # its pages are prepared before the guest runs
         return False
     shared = asked.module.host.share()
     direct = is_direct(shared, asked.memory, asked.prepared)
@@ -125,7 +139,8 @@ def plan_one_shot(asked: Question) -> OneShotPlan | None:
         asked.tenant,
         asked.memory,
         asked.saved,
-        brief=not gpu and asked.saved is None and module.brief,
+        # With WASI it may not keep the GIL, which the threads need on which wasmtime hands output on.
+        brief=not (gpu or asked.prepared.needs_wasi) and asked.saved is None and module.brief,
         initialiser=next((name for name in initialisers if name != asked.export), None),  # which runs once too
     )
 
@@ -141,7 +156,7 @@ class Dispatcher:
         self._prepared: set[tuple[bool, MemoryKind | None]] = set()
         self._lock = threading.Lock()
         self._generation = 0  # of what plans rest on: one that was made of an earlier one is used once, and not kept
-        self.plans: dict[tuple[str | None, bool, str, MemoryKind | None], OneShotPlan] = {}
+        self.plans: dict[tuple[str | None, bool, bool, str, MemoryKind | None], OneShotPlan] = {}
         self.fiber_plans: dict[str | None, FiberPlan | None] = {}
 
     def forget(self) -> None:
@@ -172,7 +187,18 @@ class Dispatcher:
             if plan is not None:
                 if on_device is not None and granted.cuda:
                     on_device(module.host.share().info, module.host.device_reason)
-                return plan.invoke(args, given.get("input", b""), given.get("on_chunk"), given.get("deadline"))
+                config = None
+                if module.prepared.needs_wasi:
+                    config = configure(
+                        module,
+                        granted,
+                        argv=given.get("argv"),
+                        env=given.get("env"),
+                        stdin=given.get("stdin", b""),
+                        stdout=given.get("stdout"),
+                        stderr=given.get("stderr"),
+                    )
+                return plan.invoke(args, given.get("input", b""), given.get("on_chunk"), given.get("deadline"), config)
         given["grants"] = granted
         return run_full(make_call(module, export, args, **given), on_device=on_device, announce=announce)
 
@@ -180,7 +206,7 @@ class Dispatcher:
         self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
     ) -> OneShotPlan | None:
         """Return the plan of a one-shot call on the caller's thread, None if it must be a full one."""
-        key = export, granted.cuda, tenant, memory_kind
+        key = export, granted.cuda, bool(granted.directories), tenant, memory_kind
         plan = self.plans.get(key)
         if plan is None or plan.settings is not settings.current():
             generation, target = self._generation, self._module.choose(export)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.instance import Instance
-    from tensorwasm.guest.sandbox.linker import LinkedModule
+    from tensorwasm.guest.sandbox.wasi_io import WasiState
     from tensorwasm.values import DeviceInfo
 
 FLOATS: Final = frozenset({"f32", "f64"})
@@ -254,7 +254,6 @@ def make_call(
     on_chunk: Callable[[bytes], bool] | None = None,
 ) -> Call:
     """Describe a call by the arguments of `tensorwasm.runtime.Function.invoke`; raise what is wrong with them."""
-    check_stdin(stdin, function.host.limits)
     granted, chunks = parse_grants(grants), Chunks(on_chunk)
     return Call(
         function=function,
@@ -262,7 +261,7 @@ def make_call(
         args=args,
         services={"input": input, "stream": OutputStream(chunks)},
         chunks=chunks,
-        config=configure(function.prepared, function.name, granted, argv, env, stdin, stdout, stderr),
+        config=configure(function, granted, argv=argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr),
         granted=granted,
         tenant=tenant,
         memory=resolve_memory_kind(memory_kind),
@@ -278,19 +277,24 @@ def check_stdin(stdin: bytes | Inherit, limits: Limits) -> None:
 
 
 def configure(
-    prepared: LinkedModule,
-    name: str,
+    function: DeployedModule,
     granted: Grants,
-    argv: Sequence[str] | None,
-    env: Mapping[str, str] | None,
+    *,
+    argv: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
     stdin: bytes | Inherit = b"",
     stdout: Sink | Inherit | None = None,
     stderr: Sink | Inherit | None = None,
 ) -> WasiConfig:
-    """Return a guest's WASI arguments, streams and granted directories; none if its module does not import WASI."""
-    if not prepared.needs_wasi:
+    """Return a guest's WASI arguments, streams and granted directories; none if its module does not import WASI.
+
+    Raises:
+        StdinTooLarge: standard input that is given as a value is over the limit.
+    """
+    check_stdin(stdin, function.host.limits)
+    if not function.prepared.needs_wasi:
         return NO_WASI
-    words = tuple(argv) if argv is not None else (name,)
+    words = tuple(argv) if argv is not None else (function.name,)
     return WasiConfig(words, tuple(env.items()) if env else (), stdin, stdout, stderr, granted.directories)
 
 
@@ -307,9 +311,11 @@ def call_export(
         raise
 
 
-def written(instance: Instance | Sandbox) -> WrittenOutput:
+def written(guest: Instance | Sandbox | WasiState | None) -> WrittenOutput:
     """Return what a guest wrote, nothing for one without WASI."""
-    out, err = instance.stdout, instance.stderr
+    if guest is None:
+        return WrittenOutput()
+    out, err = guest.stdout, guest.stderr
     if out is None or err is None:
         return WrittenOutput()
     return WrittenOutput(out.captured, err.captured, out.truncated, err.truncated)

@@ -1,7 +1,7 @@
 """One-shot calls: a sandbox is made, called and dropped in one step of compiled code.
 
-`OneShotPlan` holds what is prepared once for calls on the caller's thread, with or without a GPU; `FiberPlan` and
-`OneShotJob` are the same for calls as fibers, which are without WASI, start function, initialisers and GPU. A plan
+`OneShotPlan` holds what is prepared once for calls on the caller's thread, with or without WASI or a GPU; `FiberPlan`
+and `OneShotJob` are the same for calls as fibers, which have no WASI, start function, initialisers or GPU. A plan
 keeps sandboxes for further calls: each serves one guest after the other, as long as its first state can be restored.
 """
 
@@ -17,21 +17,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from tensorwasm import settings
-from tensorwasm.errors import InternalError
+from tensorwasm.errors import GuestError, InternalError
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
 from tensorwasm.runtime.invoke.device_access import end_session
-from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, PendingInvocation, WrittenOutput, written
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session, SessionStatistics
     from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.engine.codec import Number
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
+    from tensorwasm.guest.sandbox.wasi import WasiConfig
     from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.runtime.invoke.invocation import CallOptions
     from tensorwasm.values import Limits, MemoryKind
@@ -41,6 +43,7 @@ MAX_IDLE: Final = 64
 
 _SENT: Final = frozenset(interfaces.TENSOR.modules)
 
+_NOT_WRITTEN: Final = WrittenOutput()
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 _orphans: Final[deque[Callable[[], object]]] = deque()
@@ -98,6 +101,22 @@ class PooledSandbox:
         self.sandbox.close()
 
 
+def _call(
+    pooled: PooledSandbox,
+    args: Sequence[object],
+    services: Mapping[str, object],
+    deadline: Deadline | None,
+    config: WasiConfig | None,
+) -> tuple[tuple[Number, ...], int]:
+    """Run a guest; return its results and exit code. A `GuestError` carries what the guest had written."""
+    try:
+        values = pooled.sandbox.call(args, services, deadline, pooled.drain, config)
+        return tuple(values), pooled.sandbox.exit_code
+    except GuestError as error:
+        error.stdout, error.stderr, *_ = written(pooled.sandbox.wasi)
+        raise
+
+
 def _end(session: Session, left: list[SessionStatistics]) -> bool:
     left.append(session.statistics())
     return end_session(session)
@@ -132,8 +151,12 @@ class OneShotPlan(_Plan[PooledSandbox]):
         input: bytes,  # noqa: A002 - the interface's own word for it
         on_chunk: Callable[[bytes], bool] | None,
         deadline: Deadline | None,
+        config: WasiConfig | None = None,
     ) -> Invocation:
-        """Make a call; `tensorwasm.runtime.Function.invoke` documents arguments and errors."""
+        """Make a call; `tensorwasm.runtime.Function.invoke` documents arguments and errors.
+
+        A module with WASI needs a ``config``, without directories.
+        """
         started_s = time.perf_counter()
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
@@ -141,7 +164,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
             if self.sends_output:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
-            values = pooled.sandbox.call(args, services, deadline, pooled.drain)
+            values, exit_code = _call(pooled, args, services, deadline, config)
             gpu = pooled.left[0] if pooled.left else session.statistics() if session is not None else None
         except BaseException:
             pooled.close()
@@ -151,8 +174,21 @@ class OneShotPlan(_Plan[PooledSandbox]):
         else:
             self._put(pooled)
         chunks = tuple(collected.chunks) if collected is not None else ()
+        wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)
         elapsed_s = time.perf_counter() - started_s
-        return Invocation(self.export, tuple(values), self.result_types, 0, b"", b"", chunks, elapsed_s, gpu)
+        return Invocation(
+            self.export,
+            values,
+            self.result_types,
+            exit_code,
+            wrote.stdout,
+            wrote.stderr,
+            chunks,
+            elapsed_s,
+            gpu,
+            wrote.stdout_truncated,
+            wrote.stderr_truncated,
+        )
 
     def _take(self, deadline: Deadline | None) -> PooledSandbox:
         """Return a sandbox in its first state, the caller's alone."""
