@@ -15,7 +15,7 @@ __attribute__((export_name("run"))) int run(int n)
     REQUIRE_SIZE(n, 4 << 20);
     size_t bytes = n * sizeof(float);
     float *a = allocate(n, sizeof *a), *b = allocate(n, sizeof *b);
-    float *c = allocate(n, sizeof *c), *expected = allocate(n, sizeof *expected);
+    float *c = allocate(n, sizeof *c);
     fill_floats(a, n, 1);
     fill_floats(b, n, 2);
 
@@ -32,9 +32,9 @@ __attribute__((export_name("run"))) int run(int n)
     TRY(wasi_cuda_sync());
 
     for (int i = 0; i < n; i++)
-        expected[i] = a[i] + b[i];
-    int mismatches = conclude(compare_floats(c, expected, n, 0.0), "vector_add: %d elements", n);
-    free(a), free(b), free(c), free(expected);
+        a[i] += b[i];
+    int mismatches = conclude(compare_floats(c, a, n, 0.0), "vector_add: %d elements", n);
+    free(a), free(b), free(c);
     return mismatches;
 }
 

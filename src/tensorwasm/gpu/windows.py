@@ -260,19 +260,23 @@ class Windows:
         if slot is not None and trusted:
             slot.used_bytes = max(slot.used_bytes, self._sheet.stage_used)
             if self._session_window is not None:
-                slot.clear()
+                slot.used_bytes = 0  # all of it is cleared before the window has another session
             else:
                 self._resources.ring.give(slot)
         return self.reach.release()
 
-    def renew(self) -> None:
-        """Clear what of the slot was used, and count the rent anew, for another guest."""
+    def renew(self, *, cleared: bool = False) -> None:
+        """Clear what of the slot was used, and count the rent anew, for another guest.
+
+        Args:
+            cleared: whether clearing of the session's window has been started, and of the slot with it.
+        """
         if self._session_window is not None:
             self.reach.move_out()
             self._shrink_slot(self._session_window)
         self._renew_rent()
         if self._slot is not None:
-            self._slot.used_bytes = max(self._slot.used_bytes, self._sheet.stage_used)
+            self._slot.used_bytes = 0 if cleared else max(self._slot.used_bytes, self._sheet.stage_used)
             self._slot.clear()
             self._sheet.stage_used = 0
 

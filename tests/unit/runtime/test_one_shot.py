@@ -343,3 +343,31 @@ def test_python_that_cannot_go_deeper_says_so(function, options, capfd):
     assert set(found) <= {found[0], ()}
     assert function.invoke("last", **options).values == found[0]
     assert "ignored" not in capfd.readouterr().err
+
+
+def test_guarded_sandboxes_take_turns_while_the_device_clears_their_windows(native, monkeypatch):
+    now_ns = [0]
+    monkeypatch.setattr("tensorwasm.gpu.session.session.time.monotonic_ns", lambda: now_ns[0])
+    with Runtime(device="emulator", isolation="guarded") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        assert function.invoke("fill", **GPU).values == (42,)
+        first = idle(function)
+        assert len(first) == 1
+        assert function.invoke("fill", **GPU).values == (42,)
+        both = idle(function)
+        assert len(both) == 2
+        assert both[0] is first[0]
+        for turns in (1, 0, 1):
+            assert function.invoke("fill", **GPU).values == (42,)
+            assert idle(function) == [both[turns], both[1 - turns]]
+
+
+def test_a_window_that_was_cleared_long_ago_serves_again(native, monkeypatch):
+    now_ns = [0]
+    monkeypatch.setattr("tensorwasm.gpu.session.session.time.monotonic_ns", lambda: now_ns[0])
+    with Runtime(device="emulator", isolation="guarded") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        for _ in range(3):
+            assert function.invoke("fill", **GPU).values == (42,)
+            now_ns[0] += 1_000_000
+            assert len(idle(function)) == 1

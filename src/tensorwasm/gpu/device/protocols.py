@@ -276,8 +276,14 @@ class AddressWindows(Protocol):
             CapacityExhausted: the driver did not come to the clearing of new memory in time; nothing has changed.
         """
 
-    def clear_scratch(self, window: AddressWindow, stream: Stream) -> None:
-        """Start filling all scratch memory of a window with zeros, behind the work already in the stream."""
+    def clear_scratch(self, window: AddressWindow, stream: Stream, parts: Sequence[tuple[int, int]] = ()) -> None:
+        """Start filling all scratch memory of a window with zeros, behind the work already in the stream.
+
+        Args:
+            window: as everywhere.
+            stream: likewise.
+            parts: offsets and sizes of what else is to be cleared, each as for `clear`.
+        """
 
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """Start filling memory that was mapped by one call with zeros, behind the work already in the stream.

@@ -236,9 +236,7 @@ class SessionWindows:
 
     def clear(self, window: SessionWindow, stream: Stream) -> None:
         """Start clearing all that kernels may have written, behind the work already in a stream."""
-        self._windows.clear_scratch(window.window, stream)
-        self._windows.clear(window.window, STAGE_AT, STAGE_BYTES, stream)
-        window.heap.clear(stream)
+        self._windows.clear_scratch(window.window, stream, [(STAGE_AT, STAGE_BYTES), *window.heap.mapped_parts()])
 
     def give(self, window: SessionWindow) -> list[Exception]:
         """Take a window back, which nothing in flight can reach any more; return what the device raised.

@@ -154,10 +154,9 @@ class WindowHeap:
         """Device memory that is mapped."""
         return sum(self._sizes.values())
 
-    def clear(self, stream: Stream) -> None:
-        """Start filling all device memory that is mapped with zeros, behind the work already in the stream."""
-        for address, size_bytes in self._sizes.items():
-            self._windows.clear(self._window, address - self._window.address, size_bytes, stream)
+    def mapped_parts(self) -> list[tuple[int, int]]:
+        """Return offset and size of all device memory that is mapped."""
+        return [(address - self._window.address, size_bytes) for address, size_bytes in self._sizes.items()]
 
 
 def idle() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, Self, TypeVar
 
 from tensorwasm.errors import InternalError, InvokeTimeout
@@ -29,6 +30,8 @@ from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
 _LIMITS: Final = SessionLimits()
+_CLEARING_NS: Final = 100_000
+"""Longer than a GPU that is not full takes to clear a window without memory of its tenant: 50 us on an H200."""
 
 _log = logging.getLogger(__name__)
 _R = TypeVar("_R")
@@ -126,6 +129,7 @@ class Session:
         self.abandoned = False
         self._native = 0, 0, 0
         self._clearing: Stream | None = None  # where the session's window is cleared for the next guest
+        self._clearing_since_ns = 0
         self._release_failures = 0
 
     @property
@@ -278,11 +282,12 @@ class Session:
                     return False
                 core.launched = core.staged = core.replayed = core.refused = 0
                 core.used = False
-        if core.window is not None and launched:
-            self._clearing = core.work.find(OWN).stream
+        clearing = core.window is not None and launched > 0
+        if core.window is not None and clearing:
+            self._clearing, self._clearing_since_ns = core.work.find(OWN).stream, time.monotonic_ns()
             if attempt(core.window.clear, self._clearing):
                 return False
-        if attempt(Windows.renew, core.windows):
+        if attempt(partial(Windows.renew, cleared=clearing), core.windows):
             return False
         core.work.permit.renew()
         core.table.forget_loads()
@@ -291,6 +296,11 @@ class Session:
     def park(self) -> None:
         """Keep the session, which was renewed, in the pool; it may be closed from now on, until `resume`."""
         self._core.resources.session_pool.put(self)
+
+    @property
+    def clearing(self) -> bool:
+        """Whether the device was told so lately to clear the session's window that it may still be at it."""
+        return self._clearing is not None and time.monotonic_ns() - self._clearing_since_ns < _CLEARING_NS
 
     def resume(self) -> bool:
         """Return whether a pooled session is the caller's, and as good as one that is opened now.

@@ -213,13 +213,14 @@ def make_and_call(call: int, session: int) -> int:
 
 @compiled
 def clean(call: int, session: int) -> None:
-    """Delete the store and clear the session's staging slot."""
+    """Delete the store and clear the session's staging slot, unless the session clears its whole window."""
     call_void(function(call, WASMTIME.store_delete), (load_u64(call + CALL.store),))
     store_u64(call + CALL.store, ZERO)
     store_u64(call + CALL.context, ZERO)
     store_u64(session + SESSION.memory, ZERO)
     used = load_u64(session + SESSION.stage_used)
-    if used != ZERO:
+    cleared = load_u64(session + SESSION.window_at) != ZERO and load_u64(session + SESSION.launched) != ZERO
+    if used != ZERO and not cleared:
         fill_bytes(load_u64(session + SESSION.stage_view), uint8(0), used)
         store_u64(session + SESSION.stage_used, ZERO)
 

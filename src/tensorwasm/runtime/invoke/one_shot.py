@@ -195,8 +195,12 @@ class OneShotPlan(_Plan[PooledSandbox]):
         shared = self.share() if self.share is not None else None
         while True:
             try:
-                pooled = self._idle.pop()
+                pooled = self._idle.pop() if shared is None else self._idle.popleft()
             except IndexError:
+                pooled = self._open(shared)
+                break
+            if pooled.session is not None and pooled.session.clearing and not self._idle:
+                self._idle.append(pooled)  # that takes as long as a small guest: two sandboxes take turns from now on
                 pooled = self._open(shared)
                 break
             if pooled.session is None or pooled.session.resume():

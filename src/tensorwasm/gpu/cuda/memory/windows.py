@@ -11,7 +11,7 @@ Source: CUDA Driver API, "Virtual Memory Management".
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -196,23 +196,27 @@ class CudaWindows:
 
     # --------------------------------------------------------------------------------------------- clearing
 
-    def clear_scratch(self, window: AddressWindow, stream: Stream) -> None:
+    def clear_scratch(self, window: AddressWindow, stream: Stream, parts: Sequence[tuple[int, int]] = ()) -> None:
         """See `AddressWindows.clear_scratch`. On a stream that records, it is recorded."""
         with self._changing(window) as own:
-            for address, size_bytes in _scratch(own):
-                self._clear(address, size_bytes, stream)
+            self._clear(stream, [*_scratch(own), *self._addressed(own, parts)])
 
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """See `AddressWindows.clear`. On a stream that records, it is recorded."""
         with self._changing(window) as own:
-            own.parts.require_inside(offset, size_bytes)
-            if size_bytes:
-                self._clear(own.address + offset, size_bytes, stream)
+            self._clear(stream, self._addressed(own, [(offset, size_bytes)]))
 
-    def _clear(self, address: int, size_bytes: int, stream: Stream) -> None:
+    @staticmethod
+    def _addressed(own: CudaWindow, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        for offset, size_bytes in parts:
+            own.parts.require_inside(offset, size_bytes)
+        return [(own.address + offset, size_bytes) for offset, size_bytes in parts if size_bytes]
+
+    def _clear(self, stream: Stream, ranges: Sequence[tuple[int, int]]) -> None:
         core, own = self._core, self._core.live.streams.require(stream)
         core.streams.order(own)
-        core.driver.call("cuMemsetD8Async", address, 0, size_bytes, own.handle)
+        for address, size_bytes in ranges:
+            core.driver.call("cuMemsetD8Async", address, 0, size_bytes, own.handle)
 
     # --------------------------------------------------------------------------------------------- mappings
 

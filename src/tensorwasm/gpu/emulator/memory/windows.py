@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -204,7 +204,7 @@ class EmulatedWindows:
 
     # -------------------------------------------------------------------------------------------- clearing
 
-    def clear_scratch(self, window: AddressWindow, stream: Stream) -> None:
+    def clear_scratch(self, window: AddressWindow, stream: Stream, parts: Sequence[tuple[int, int]] = ()) -> None:
         """Start discarding the pages of the scratch file; nothing happens if the window is closed when it runs."""
         own = self.open.require(window)
 
@@ -214,6 +214,8 @@ class EmulatedWindows:
                     discard_pages(own.start, CHUNK_BYTES)
 
         self._start(discard, stream)
+        for offset, size_bytes in parts:
+            self.clear(window, offset, size_bytes, stream)
 
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """Start filling memory of a part with zeros."""
