@@ -25,7 +25,7 @@ ZIGLANG: Final = "0.17.1"
 
 FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/llm/*.c": ("-mexec-model=reactor", "-Wl,-z,stack-size=65536"),
-    "examples/*/*.c": ("-msimd128",),
+    "examples/*/*.c": ("-msimd128", "-Wl,-z,stack-size=65536"),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),
     "tests/golden/wasi/*.c": ("-Os",),

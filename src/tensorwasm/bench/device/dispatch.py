@@ -17,6 +17,7 @@ from typing import Final
 from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, loop_us, measure, sampled, summarise
 from tensorwasm.bench.harness import read_example, read_guest
 from tensorwasm.bench.peers.cuda import ELEMENTS, PEERS, RAW, RawPeer
+from tensorwasm.bench.peers.host import wasmtime_program
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device.limits import STAGE_SLOT_BYTES
 from tensorwasm.runtime import Function, Runtime
@@ -43,7 +44,22 @@ def measure_job(choice: str = "auto") -> Report:
             _run_example(function)
             figures.append(Figure(f"{name}.wasm, first run", "s", time.perf_counter() - start, 0.0, 1))
             figures.append(sampled(f"{name}.wasm, later runs", "s", measure(partial(_run_example, function), 30)))
-        return Report("job", runtime.device.name, tuple(figures))
+        device = runtime.device.name
+    return Report("job", device, (*figures, *_vector_add(choice)))
+
+
+def _vector_add(choice: str) -> Iterator[Figure]:
+    """Measure what compilers make, WASI and libc included: a fresh guarded sandbox with a small kernel."""
+    wasm = read_example("vector_add/vector_add.wasm")
+    with Runtime(device=choice, isolation="guarded") as runtime:
+        function, real = runtime.load(wasm, name="vector_add"), runtime.device.kind == "cuda"
+        for _ in range(3):
+            _run_example(function)
+        runs = measure(partial(_run_example, function), 300 if real else 10)
+    name = "vector_add.wasm of 65,536 floats, in a fresh guarded sandbox"
+    yield sampled(name, "ms", [1000 * each for each in runs], bar=0.6 if real else None)
+    alone = [1000 * each for each in measure(wasmtime_program(wasm), 300 if real else 10)]
+    yield sampled("its guest in wasmtime-py alone, whose calls of the GPU do nothing", "ms", alone)
 
 
 def _run_example(function: Function) -> None:
