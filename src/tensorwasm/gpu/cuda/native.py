@@ -42,6 +42,7 @@ _FUNCTIONS: Final = {
     "context_id": "cuCtxGetId",
     "context_push": "cuCtxPushCurrent",
     "context_pop": "cuCtxPopCurrent",
+    "memset_d8_async": "cuMemsetD8Async",
 }
 
 _HostFunc: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

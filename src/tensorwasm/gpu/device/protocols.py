@@ -285,6 +285,12 @@ class AddressWindows(Protocol):
             parts: offsets and sizes of what else is to be cleared, each as for `clear`.
         """
 
+    def scratch_ranges(self, window: AddressWindow) -> Sequence[tuple[int, int]]:
+        """Return addresses and sizes of what `clear_scratch` fills; the same for as long as the window is open.
+
+        Nothing where compiled code cannot fill it.
+        """
+
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """Start filling memory that was mapped by one call with zeros, behind the work already in the stream.
 
@@ -320,6 +326,7 @@ class NativeTable:
     context_push: int = 0
     context_pop: int = 0
     context_number: int = 0
+    memset_d8_async: int = 0
 
 
 @dataclass(frozen=True, slots=True)

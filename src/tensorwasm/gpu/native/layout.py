@@ -33,6 +33,10 @@ LAUNCH_WORDS: Final = 7
 """Of the last parameter of a guarded kernel (`tensorwasm.ptx.guarded`)."""
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16
+CLEAR_ROWS: Final = 4
+CLEARING_STARTED: Final = 1
+CLEARING_REFUSED: Final = 2
+"""Values of `SessionLayout.clearing`."""
 NO_DEADLINE_NS: Final = (1 << 64) - 1
 UNBOUNDED: Final = 1 << 62
 """More than can ever be pending."""
@@ -120,6 +124,12 @@ class WindowRow(ctypes.Structure):
     _fields_ = (("offset", _u64), ("length_bytes", _u64), ("place", _u64))
 
 
+class ClearRow(ctypes.Structure):
+    """A part of a session's window that compiled code clears for the next guest, as the device reaches it."""
+
+    _fields_ = (("address", _u64), ("size_bytes", _u64))
+
+
 class OfferRow(ctypes.Structure):
     """A kernel for a guest that brings this very text and entry: both as bytes, and its head."""
 
@@ -199,6 +209,9 @@ class SessionLayout(ctypes.Structure):
         window_at: the session's window, 0 without a guard.
         flag_at, status_at: the session's stop word (`tensorwasm.gpu.resources.stop_words`).
         timer_offset: of the device (`Device.timer_offset_ns`), modulo 2**64.
+        clearing: after compiled code has told the device, on stream 0, to clear the rows of ``clear``, until it was
+            seen to have done it: `CLEARING_STARTED`, or `CLEARING_REFUSED` if it did not take all of that.
+        clear: all of the window that its kernels can have written to; empty if Python has to clear it.
     """
 
     _fields_ = (
@@ -234,6 +247,8 @@ class SessionLayout(ctypes.Structure):
         ("flag_at", _u64),
         ("status_at", _u64),
         ("timer_offset", _u64),
+        ("clearing", _u64),
+        ("clear", ClearRow * CLEAR_ROWS),
         ("offers", OfferRow * OFFER_ROWS),
         ("streams", StreamRow * STREAM_ROWS),
         ("kernels", KernelRow * KERNEL_ROWS),

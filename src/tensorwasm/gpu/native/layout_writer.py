@@ -7,11 +7,14 @@ session that no compiled code serves has a layout of its own, which is never arm
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Final
 
 from tensorwasm.gpu.native.layout import (
     BUFFER_ROWS,
+    CLEAR_ROWS,
     GRAPH_ROWS,
     KERNEL_ROWS,
     NO_DEADLINE_NS,
@@ -20,6 +23,7 @@ from tensorwasm.gpu.native.layout import (
     UNBOUNDED,
     WORD_BYTES,
     BufferRow,
+    ClearRow,
     GraphRow,
     KernelImage,
     KernelRow,
@@ -79,6 +83,7 @@ class SessionLayoutWriter:
     stage_used = _Word()
     stage_left = _Word()
     staged = _Word()
+    clearing = _Word()
     next_kernel = _Word()
     budget = _Word()
     loads = _Word()
@@ -137,6 +142,12 @@ class SessionLayoutWriter:
     def show_timer(self, offset_ns: int) -> None:
         """Set what the device's clock is beyond the monotonic one."""
         self.words[_AT.timer_offset] = offset_ns % (1 << 64)
+
+    def show_clear(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let compiled code clear some ranges for the next guest, at most `CLEAR_ROWS`; with more or none, Python."""
+        first, end = int(_AT.clear), int(_AT.clear) + CLEAR_ROWS * len(ClearRow._fields_)
+        words = [word for each in ranges for word in each] if len(ranges) <= CLEAR_ROWS else []
+        self.words[first:end] = array("Q", words + [0] * (end - first - len(words)))
 
     # ------------------------------------------------------------------------------------------- staging
 
@@ -263,6 +274,7 @@ class SessionLayoutWriter:
         """Leave nothing of the session in the layout but the counters: it may serve another session now."""
         for at in _WIPED:
             self.words[at] = 0
+        self.show_clear(())
         if self._used:
             self._clear(_AT.offers, _AT.buffers)
         if self._buffers_used:
@@ -282,6 +294,6 @@ _WIPED: Final = tuple(
         *("armed", "driver", "placed", "pending", "most_pending", "reach_at", "reach_bytes"),
         *("stage_at", "stage_bytes", "stage_view", "stage_used", "staged", "stage_left"),
         *("next_kernel", "budget", "loads", "loaded_bytes"),
-        *("window_at", "flag_at", "status_at"),
+        *("window_at", "flag_at", "status_at", "clearing"),
     )
 )

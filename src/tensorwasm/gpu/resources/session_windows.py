@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -64,15 +64,22 @@ class SessionWindow:
     """
 
     __slots__ = (
-        *("_account", "_grown", "_linear", "_opened", "_owner", "_users", "cleared", "heap"),
+        *("_account", "_grown", "_linear", "_opened", "_owner", "_scratch", "_users", "cleared", "heap"),
         *("memory", "regions", "slot", "soiled", "stop", "tenant", "window"),
     )
 
     def __init__(
-        self, owner: SessionWindows, window: AddressWindow, slot: Slot, stop: StopWord, memory: TenantMemory
+        self,
+        owner: SessionWindows,
+        window: AddressWindow,
+        slot: Slot,
+        stop: StopWord,
+        memory: TenantMemory,
+        scratch: Sequence[tuple[int, int]],
     ) -> None:
         self._owner = owner
         self.window = window
+        self._scratch = scratch
         self.slot = slot
         self.stop = stop
         self._grown: tuple[Slot, Reservation] | None = None
@@ -98,6 +105,13 @@ class SessionWindow:
     def address(self) -> int:
         """The window's first byte, on the device."""
         return self.window.address
+
+    @property
+    def clear_ranges(self) -> list[tuple[int, int]]:
+        """All that kernels can have written to, by addresses of the device; nothing if that may change."""
+        if not self._scratch or self._linear is not None or self._grown is not None or self.heap.mapped_parts():
+            return []
+        return [*self._scratch, (self.window.address + STAGE_AT, STAGE_BYTES)]
 
     def grow_slot(self, size_bytes: int) -> None:
         """Replace the slot, which nothing in flight reaches, by one that is large enough.
@@ -299,10 +313,11 @@ class SessionWindows:
         with ExitStack() as undo:
             undo.callback(self._windows.close_window, window)
             view = self._windows.map_host(window, STAGE_AT, STAGE_BYTES)
+            scratch = self._windows.scratch_ranges(window)
             stop = self.stops.take()
             undo.pop_all()
         slot = Slot(Region(window.address + STAGE_AT, STAGE_BYTES, host=True), view)
-        return SessionWindow(self, window, slot, stop, self._memory(window, tenant, account))
+        return SessionWindow(self, window, slot, stop, self._memory(window, tenant, account), scratch)
 
     def _hand_over(self, window: SessionWindow, tenant: str, account: Account) -> list[Exception]:
         """Make a window another tenant's, with memory of its own; one of which something is left is closed instead."""

@@ -122,6 +122,7 @@ class SessionCore:
             window.heap.settle = self._settle
             writer.show_guard(window.address, window.stop.flag_at, window.stop.status_at)
             writer.show_timer(device.timer_offset_ns)
+            writer.show_clear(window.clear_ranges)
         idle = IdleCheck(device, work.streams, writer)
         self.credits = QueueCredits(resources.queue_capacity, writer, idle, tenancy.tenant)
         self.events = EventTable()

@@ -13,9 +13,9 @@ from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, PROCESS_LEDGER, Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
-from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.native.layout import CLEARING_STARTED, SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.resources.session_windows import CLEARING_LIMIT_S
+from tensorwasm.gpu.resources.session_windows import CLEARING_LIMIT_S, SessionWindow
 from tensorwasm.gpu.resources.window_memory import WindowMemory
 from tensorwasm.gpu.session.buffers import SessionBuffers
 from tensorwasm.gpu.session.core import SessionCore
@@ -283,15 +283,22 @@ class Session:
                 core.launched = core.staged = core.replayed = core.refused = 0
                 core.used = False
         clearing = core.window is not None and launched > 0
-        if core.window is not None and clearing:
-            self._clearing, self._clearing_since_ns = core.work.find(OWN).stream, time.monotonic_ns()
-            if attempt(core.window.clear, self._clearing):
-                return False
+        if core.window is not None and clearing and not self._clear(core.window):
+            return False
         if attempt(partial(Windows.renew, cleared=clearing), core.windows):
             return False
         core.work.permit.renew()
         core.table.forget_loads()
         return True
+
+    def _clear(self, window: SessionWindow) -> bool:
+        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked."""
+        core, ranges = self._core, window.clear_ranges
+        self._clearing, self._clearing_since_ns = core.work.find(OWN).stream, time.monotonic_ns()
+        if core.layout.clearing == CLEARING_STARTED and ranges:
+            return True
+        core.layout.show_clear(ranges)
+        return not attempt(window.clear, self._clearing)
 
     def park(self) -> None:
         """Keep the session, which was renewed, in the pool; it may be closed from now on, until `resume`."""
@@ -311,15 +318,21 @@ class Session:
         taken = core.resources.session_pool.take(self)
         if taken and core.window is not None:
             core.layout.show_timer(core.device.timer_offset_ns)
-            taken = self._is_cleared()
+            taken = bool(core.layout.clearing) or self._is_cleared()  # compiled code looks whether it has ended
         return taken and core.tenancy.account.registered and core.device.native.usable
 
+    def await_clearing(self) -> bool:
+        """Wait briefly until the device has cleared the session's window; return whether it has."""
+        with self._core.lock:
+            return self._core.closed or self._is_cleared()
+
     def _is_cleared(self) -> bool:
-        """Return whether the clearing of the session's window for the next guest has ended, waiting for it briefly."""
-        stream = self._clearing
-        if stream is not None and attempt(self._core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
+        core, stream = self._core, self._clearing
+        if stream is None and core.layout.clearing:
+            stream = core.work.find(OWN).stream
+        if stream is not None and attempt(core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
             return False
-        self._clearing = None
+        self._clearing, core.layout.clearing = None, 0
         return True
 
     def close(self) -> None:

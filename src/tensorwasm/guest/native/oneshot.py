@@ -25,14 +25,19 @@ from tensorwasm.guest.native.intrinsics import (
 )
 from tensorwasm.guest.native.layout import (
     CALL,
+    CLEAR,
+    CLEAR_ROWS,
+    CLEARING_REFUSED,
     DRIVER,
     EXTERN_MEMORY,
     EXTERN_PAYLOAD,
     INTERPRETER,
+    NOT_READY,
     ONE,
     SCRATCH,
     SESSION,
     STATUS,
+    STREAM,
     SUCCESS,
     WASMTIME,
     WRITE,
@@ -40,6 +45,8 @@ from tensorwasm.guest.native.layout import (
 )
 
 MEMORY_BYTES: Final = uint64(24)
+MOST_LOOKS: Final = uint64(4096)
+"""At whether a window has been cleared, of about a microsecond each, before Python waits for it."""
 BOUND: Final = uint64(0)
 PUSHED: Final = uint64(1)
 REFUSED: Final = uint64(2)
@@ -212,17 +219,70 @@ def make_and_call(call: int, session: int) -> int:
 
 
 @compiled
-def clean(call: int, session: int) -> None:
-    """Delete the store and clear the session's staging slot, unless the session clears its whole window."""
+def own_stream(session: int) -> int:
+    """Return the driver's handle of stream 0."""
+    return load_u64(session + SESSION.streams + STREAM.stream)
+
+
+@compiled
+def is_cleared(session: int) -> bool:
+    """Return whether the device has cleared what the guest before has left, after a short wait."""
+    if load_u64(session + SESSION.clearing) == ZERO:
+        return True
+    query, stream = load_u64(load_u64(session + SESSION.driver) + DRIVER.stream_query), own_stream(session)
+    left, code = MOST_LOOKS, NOT_READY
+    while left != ZERO and code == NOT_READY:
+        code = call_i32(query, (stream,))
+        left -= ONE
+    if code != SUCCESS:
+        return False
+    store_u64(session + SESSION.clearing, ZERO)
+    return True
+
+
+@compiled
+def start_clearing(session: int) -> bool:
+    """Tell the device to clear the session's window for the next guest. Return whether it takes that."""
+    memset = load_u64(load_u64(session + SESSION.driver) + DRIVER.memset_d8_async)
+    row, end = session + SESSION.clear, session + SESSION.clear + CLEAR_ROWS * CLEAR.size
+    if memset == ZERO or load_u64(row + CLEAR.size_bytes) == ZERO:
+        return False
+    store_u64(session + SESSION.clearing, ONE)
+    while row != end and load_u64(row + CLEAR.size_bytes) != ZERO:
+        given = (load_u64(row + CLEAR.address), ZERO, load_u64(row + CLEAR.size_bytes), own_stream(session))
+        if call_i32(memset, given) != SUCCESS:
+            store_u64(session + SESSION.clearing, CLEARING_REFUSED)
+            return False
+        row += CLEAR.size
+    return True
+
+
+@compiled
+def clean(call: int, session: int, launched: int) -> None:
+    """Delete the store, and clear what is left for the next guest: all of the window, or the slot alone."""
     call_void(function(call, WASMTIME.store_delete), (load_u64(call + CALL.store),))
     store_u64(call + CALL.store, ZERO)
     store_u64(call + CALL.context, ZERO)
     store_u64(session + SESSION.memory, ZERO)
     used = load_u64(session + SESSION.stage_used)
-    cleared = load_u64(session + SESSION.window_at) != ZERO and load_u64(session + SESSION.launched) != ZERO
-    if used != ZERO and not cleared:
+    reached = load_u64(session + SESSION.window_at) != ZERO and load_u64(session + SESSION.launched) != launched
+    if reached and start_clearing(session):
+        store_u64(session + SESSION.stage_used, ZERO)
+    elif used != ZERO and not reached:
         fill_bytes(load_u64(session + SESSION.stage_view), uint8(0), used)
         store_u64(session + SESSION.stage_used, ZERO)
+
+
+@compiled
+def run_cleared(call: int, session: int) -> int:
+    """Run a call in a session whose window is clear. Return how far that got."""
+    launched = load_u64(session + SESSION.launched)
+    store_u64(session + SESSION.visited, ONE)
+    status = make_and_call(call, session)
+    if status == STATUS.DONE:
+        clean(call, session, launched)
+    store_u64(session + SESSION.visited, ZERO)
+    return status
 
 
 @compiled
@@ -232,11 +292,7 @@ def run_bound(call: int) -> int:
     bound = bind(session)
     if bound == REFUSED:
         return STATUS.UNBOUND
-    store_u64(session + SESSION.visited, ONE)
-    status = make_and_call(call, session)
-    if status == STATUS.DONE:
-        clean(call, session)
-    store_u64(session + SESSION.visited, ZERO)
+    status = run_cleared(call, session) if is_cleared(session) else STATUS.UNCLEARED
     if bound == PUSHED:
         unbind(session)
     return status
@@ -298,5 +354,5 @@ def run_oneshot_fiber(call: int) -> int:
     session = load_u64(call + CALL.layout)
     status = make_and_start(call, session)
     if status == STATUS.DONE:
-        clean(call, session)
+        clean(call, session, load_u64(session + SESSION.launched))
     return status

@@ -153,6 +153,8 @@ class CallStatus(IntEnum):
     """On a fiber: the guest is suspended, in the future."""
     INITIALISING = 7
     """The initialiser ended with a trap or an error."""
+    UNCLEARED = 8
+    """Nothing was done: the device has not yet cleared what the guest before has left."""
 
 
 class WasmtimeFunctions(ctypes.Structure):

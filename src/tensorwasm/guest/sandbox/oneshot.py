@@ -62,6 +62,10 @@ class SavedStart:
     owner: str
 
 
+class NotCleared(Exception):
+    """The device has not yet cleared the session's window. Nothing was done; never leaves this package's callers."""
+
+
 class OneShotSandbox:
     """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
@@ -146,7 +150,7 @@ class OneShotSandbox:
         ``drain`` is not called if the guest ended well and no device reaches its memory. A module with WASI needs a
         ``config`` without directories. Also raises CapacityExhausted if the pool is full or the thread's stack too
         small, DeviceLost if the device's context was replaced, and what `wasi.prepare` raises; a guest that leaves
-        while it is called only sets `exit_code`.
+        while it is called only sets `exit_code`. Where the session's window is not yet clear, `NotCleared` is raised.
         """
         plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
@@ -224,6 +228,8 @@ class OneShotSandbox:
         """Raise what went wrong in a call; return whether the guest left by itself, in `exit_code` with what."""
         if status == CallStatus.UNBOUND:
             raise DeviceLost("the context that this process had on the GPU is gone")
+        if status == CallStatus.UNCLEARED:
+            raise NotCleared
         try:
             raise_outcome(self._order, self._state)
         except GuestExit as left:

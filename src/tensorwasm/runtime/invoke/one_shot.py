@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestError, InternalError
+from tensorwasm.errors import CapacityExhausted, GuestError, InternalError
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
-from tensorwasm.guest.sandbox.oneshot import OneShotSandbox, SavedStart
+from tensorwasm.guest.sandbox.oneshot import NotCleared, OneShotSandbox, SavedStart
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
 from tensorwasm.runtime.invoke.device_access import end_session
@@ -109,11 +109,17 @@ def _call(
     config: WasiConfig | None,
 ) -> tuple[tuple[Number, ...], int]:
     """Run a guest; return its results and exit code. A `GuestError` carries what the guest had written."""
+    sandbox, session = pooled.sandbox, pooled.session
     try:
-        values = pooled.sandbox.call(args, services, deadline, pooled.drain, config)
-        return tuple(values), pooled.sandbox.exit_code
+        try:
+            values = sandbox.call(args, services, deadline, pooled.drain, config)
+        except NotCleared:
+            if session is None or not session.await_clearing():
+                raise CapacityExhausted("the GPU is too busy to clear its memory between two guests") from None
+            values = sandbox.call(args, services, deadline, pooled.drain, config)
+        return tuple(values), sandbox.exit_code
     except GuestError as error:
-        error.stdout, error.stderr, *_ = written(pooled.sandbox.wasi)
+        error.stdout, error.stderr, *_ = written(sandbox.wasi)
         raise
 
 

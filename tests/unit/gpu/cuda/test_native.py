@@ -14,11 +14,11 @@ def test_the_table_names_every_function_and_the_context(device, fake):
     table = asdict(device.native.table)
     assert table.pop("context") == int(fake.primary)
     assert table.pop("context_number") == fake.primary.number
-    assert len(set(table.values())) == 10
+    assert len(set(table.values())) == 11
     assert all(table.values())
-    assert fake.calls["cuGetProcAddress"] == 10
+    assert fake.calls["cuGetProcAddress"] == 11
     assert device.native.table == device.native.table
-    assert fake.calls["cuGetProcAddress"] == 10
+    assert fake.calls["cuGetProcAddress"] == 11
 
 
 def test_a_function_that_the_driver_lacks_makes_the_device_unavailable(device, fake):

@@ -12,12 +12,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.errors import DeviceLost, GuestTrap, InvokeTimeout
-from tensorwasm.gpu.native.layout import DriverTable
+from tensorwasm.gpu.native.layout import CLEARING_REFUSED, DriverTable
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
+from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.linker import Linker
-from tensorwasm.guest.sandbox.oneshot import OneShotSandbox
+from tensorwasm.guest.sandbox.oneshot import NotCleared, OneShotSandbox
 from tensorwasm.guest.sandbox.state import STATES
 from tensorwasm.values import Deadline, Limits
 
@@ -28,7 +29,9 @@ WAT = """(module (memory (export "memory") 1)
   (func (export "one") (result i32) (i32.const 1)) (func (export "trap") unreachable)
   (func (export "spin") (loop (br 0))))"""
 _u64, _at = ctypes.c_uint64, ctypes.c_void_p
+STREAM, RANGES = 0x57_12EA, ((1 << 33, 8 << 20), (1 << 34, 2 << 20), (1 << 35, 2 << 20))
 _ONE = ctypes.CFUNCTYPE(ctypes.c_int, _u64)
+_MEMSET = ctypes.CFUNCTYPE(ctypes.c_int, _u64, ctypes.c_uint8, _u64, _u64)
 _TWO = ctypes.CFUNCTYPE(ctypes.c_int, _u64, _at)
 
 
@@ -234,6 +237,102 @@ def test_a_used_slot_is_cleared(make_oneshot):
     assert call(sandbox) == [1]
     assert slot.raw == bytes(40) + b"x" * 24
     assert layout.stage_used == 0
+
+
+class Clearing:
+    """A driver that notes what it is told to clear, and has done it after some looks."""
+
+    def __init__(self, layout, looks: int = 0, refuses: int = -1) -> None:
+        self.cleared: list[tuple[int, int, int]] = []
+        self.looks, self.refuses = looks, refuses
+        self.contexts = Contexts(CONTEXT)
+        self._kept = [_MEMSET(self._memset), _ONE(self._query)]
+        memset, query = (ctypes.cast(each, _at).value for each in self._kept)
+        self.contexts.table.memset_d8_async, self.contexts.table.stream_query = memset, query
+        layout.driver = ctypes.addressof(self.contexts.table)
+        layout.window_at, layout.streams[0].stream = 1 << 32, STREAM
+        for row, (address, size_bytes) in zip(layout.clear, RANGES, strict=False):
+            row.address, row.size_bytes = address, size_bytes
+
+    def _memset(self, address: int, value: int, size_bytes: int, stream: int) -> int:
+        if len(self.cleared) == self.refuses:
+            return 999
+        self.cleared.append((address, size_bytes, stream))
+        return value
+
+    def _query(self, stream: int) -> int:
+        assert stream == STREAM
+        self.looks -= 1
+        return 600 if self.looks >= 0 else 0
+
+
+def launch(state):
+    state.layout.launched += 1
+
+
+def nothing(_state):
+    pass
+
+
+@pytest.fixture
+def make_launching(engine):
+    """Return a sandbox whose guest calls a host function, by default one that counts a launch; and its layout."""
+    made = []
+
+    def make(body=launch):
+        wat = '(module (import "t" "go" (func $go)) (func (export "one") (result i32) (call $go) (i32.const 1)))'
+        linker = Linker(engine, [HostFunction("t", "go", (), (), body)])
+        layout = take_layout()
+        prepared = linker.prepare(compile_module(engine, bytes(wat2wasm(wat))))
+        made.append(OneShotSandbox(prepared, "one", Limits(), layout))
+        return made[-1], layout
+
+    yield make
+    for sandbox in made:
+        sandbox.close()
+
+
+def test_a_window_is_cleared_behind_a_guest_that_launched_a_kernel(make_launching):
+    sandbox, layout = make_launching()
+    driver = Clearing(layout, looks=3)
+    slot = ctypes.create_string_buffer(b"x" * 64, 64)
+    layout.stage_view, layout.stage_bytes, layout.stage_used = ctypes.addressof(slot), 64, 40
+    assert call(sandbox) == [1]
+    assert driver.cleared == [(*each, STREAM) for each in RANGES]
+    assert (layout.clearing, layout.stage_used, slot.raw) == (1, 0, b"x" * 64)
+    assert call(sandbox) == [1]  # waits for it first
+    assert driver.looks == -1
+    assert driver.cleared == [(*each, STREAM) for each in RANGES] * 2
+
+
+def test_a_window_that_no_kernel_reached_is_left_alone(make_launching):
+    sandbox, layout = make_launching(nothing)
+    driver, slot = Clearing(layout), ctypes.create_string_buffer(b"x" * 64, 64)
+    layout.stage_view, layout.stage_bytes, layout.stage_used = ctypes.addressof(slot), 64, 40
+    assert call(sandbox) == [1]
+    assert (driver.cleared, layout.clearing, layout.stage_used) == ([], 0, 0)
+    assert slot.raw == bytes(40) + b"x" * 24
+
+
+def test_nothing_is_done_while_a_window_is_not_clear(make_launching):
+    sandbox, layout = make_launching()
+    driver = Clearing(layout, looks=1 << 40)
+    layout.clearing = 1
+    with pytest.raises(NotCleared):
+        call(sandbox)
+    assert (layout.launched, layout.clearing, driver.contexts.stack) == (0, 1, [CONTEXT])
+    driver.looks = 0
+    assert call(sandbox) == [1]
+
+
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_python_clears_what_the_driver_did_not_take(make_launching, refuses):
+    sandbox, layout = make_launching()
+    driver = Clearing(layout, refuses=refuses)
+    layout.stage_used = 40
+    assert call(sandbox) == [1]
+    assert len(driver.cleared) == refuses
+    assert (layout.clearing, layout.stage_used) == (CLEARING_REFUSED, 40)
 
 
 def test_a_module_with_a_start_function_is_an_instance(engine):

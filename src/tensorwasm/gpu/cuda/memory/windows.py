@@ -201,6 +201,10 @@ class CudaWindows:
         with self._changing(window) as own:
             self._clear(stream, [*_scratch(own), *self._addressed(own, parts)])
 
+    def scratch_ranges(self, window: AddressWindow) -> Sequence[tuple[int, int]]:
+        """See `AddressWindows.scratch_ranges`."""
+        return _scratch(self._core.live.windows.require(window))
+
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """See `AddressWindows.clear`. On a stream that records, it is recorded."""
         with self._changing(window) as own:
