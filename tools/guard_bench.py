@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
+from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.gpu.shared_device import SharedDevice
@@ -112,6 +113,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of cases, or parts of them, with commas")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--limit", type=float, default=500.0, help="seconds in all")
+    parser.add_argument("--wide", action="store_true", help="guarded for windows of more than 4 GiB")
     parser.add_argument("--report", type=Path)
     given = parser.parse_args()
 
@@ -124,7 +126,11 @@ def main() -> int:
     for each in accounts:
         each.register(DEFAULT_TENANT, 1 << 36)
     parts = [part for part in given.only.split(",") if part]
-    with SharedDevice(device, accounts[0]) as raw, SharedDevice(device, accounts[1], guarded=True) as guarded:
+    limits = SessionLimits(device_bytes=1 << 36) if given.wide else None
+    with (
+        SharedDevice(device, accounts[0]) as raw,
+        SharedDevice(device, accounts[1], guarded=True, limits=limits) as guarded,
+    ):
         for case in cases(given.size):
             if time.monotonic() < ends_s and (not parts or any(part in case.name for part in parts)):
                 found.append(compare((raw, guarded), case, given.rounds))
@@ -136,6 +142,7 @@ def main() -> int:
         "device": info.name,
         "driver": info.driver,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "wide": given.wide,
         "kernels": len(ratios),
         "geometric_mean": round(statistics.geometric_mean(ratios), 4) if ratios else None,
         "median": round(statistics.median(ratios), 4) if ratios else None,

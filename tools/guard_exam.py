@@ -43,6 +43,12 @@ GRACE_S: Final = 0.05
 TENANT, VICTIM = "attacker", "victim"
 VICTIM_BYTES: Final = 1 << 16
 KEPT_BYTES: Final = 1 << 30
+WIDE: Final = "+wide"
+"""How the names end of kernels that are guarded for larger windows, in sessions that have those."""
+WIDE_SHARE: Final = 5
+"""One of so many kernels is examined as a wide one, too."""
+WIDE_BYTES: Final = 12 << 30
+"""What sessions of wide kernels may hold."""
 CROWD: Final = 32
 """Sessions whose kernels never end and fill the device, each with another launch behind it."""
 CROWD_BLOCKS: Final = 1056
@@ -70,6 +76,7 @@ def hostile(name: str) -> Hostile:
     """Return a kernel by its name: a number is a seed, others are deliberate attacks."""
     from strategies.hostile import DELIBERATE, generate  # noqa: PLC0415 - for child processes
 
+    name = name.removesuffix(WIDE)
     return generate(int(name)) if name.isdigit() else DELIBERATE[name]
 
 
@@ -109,7 +116,7 @@ def prepare(job: tuple[str, str, bytes]) -> str:
             self.assemble = PtxCompiler(None, info, (99, 0), assembler, jit=False).compile_kernel  # type: ignore[arg-type]
 
     text = kernel.text.encode()
-    key = TENANT, digest(text), kernel.entry, info.compute_capability
+    key = TENANT, digest(text), kernel.entry, info.compute_capability, "wide" if name.endswith(WIDE) else "narrow"
     try:
         KernelCache(Compiling(), guarded=True, store=store(folder)).draft(key, text, NEVER)  # type: ignore[arg-type]
     except TensorWasmError as error:
@@ -119,6 +126,7 @@ def prepare(job: tuple[str, str, bytes]) -> str:
 
 def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple[object, ...]]:
     """Yield what happens: ``(event, kernel, ...)``."""
+    from tensorwasm.gpu.device.limits import SessionLimits  # noqa: PLC0415
     from tensorwasm.gpu.limits.accounts import Accounts  # noqa: PLC0415
     from tensorwasm.gpu.opening import open_device  # noqa: PLC0415
     from tensorwasm.gpu.shared_device import SharedDevice  # noqa: PLC0415
@@ -127,7 +135,8 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
     device, _ = open_device(device_name)
     accounts, rng = Accounts(), random.Random(1)  # noqa: S311 - reproducible
     for tenant in (TENANT, VICTIM):
-        accounts.register(tenant, 1 << 30)
+        accounts.register(tenant, WIDE_BYTES)
+    limits = SessionLimits(device_bytes=WIDE_BYTES)
     secret = rng.randbytes(VICTIM_BYTES)
     words = set(struct.unpack(f"<{VICTIM_BYTES // 8}Q", secret))
     with (
@@ -139,7 +148,8 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
         address = own._core.table.buffers[theirs].address  # noqa: SLF001 - more than any tenant knows
         for name in names:
             yield "start", name
-            yield attack(shared.open_session(TENANT), name, address, words, rng)
+            session = shared.open_session(TENANT, limits if name.endswith(WIDE) else None)
+            yield attack(session, name, address, words, rng)
             found = bytearray(VICTIM_BYTES)
             own.buffers.read(theirs, memoryview(found), NEVER)
             if bytes(found) != secret:
@@ -342,6 +352,7 @@ def run(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     info = device.info
     device.close()
     names = [*([] if given.generated else DELIBERATE), *map(str, range(given.kernels))]
+    names += [name + WIDE for name in names[::WIDE_SHARE]]
     began_s = time.monotonic()
     prepared: Counter[str] = Counter()
     ready = []

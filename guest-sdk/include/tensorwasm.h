@@ -81,7 +81,7 @@ enum {
 #define TW_MAX_KERNEL_ARGS_BYTES UINT64_C(4096) // bytes of argument records of a launch
 #define TW_MAX_DEVICE_ALLOC_BYTES UINT64_C(268435456) // bytes of one device buffer
 #define TW_MAX_DEVICE_ALLOCS_PER_INSTANCE UINT64_C(4096) // device buffers of an instance
-#define TW_MAX_TOTAL_DEVICE_BYTES UINT64_C(4294967296) // bytes of device memory of an instance
+#define TW_MAX_TOTAL_DEVICE_BYTES UINT64_C(4294967296) // bytes of device memory of an instance by default
 #define TW_MAX_PROCESS_DEVICE_BYTES UINT64_C(68719476736) // bytes of device memory of a process
 #define TW_MAX_PROCESS_DEVICE_ALLOCS UINT64_C(16384) // device buffers of a process
 #define TW_MAX_CONCURRENT_GPU_OPS UINT64_C(256) // launches in flight in a process

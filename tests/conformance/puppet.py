@@ -65,6 +65,7 @@ class Puppet:
         memory: how the session reaches the guest's memory.
         limits: of the sandbox.
         guarded: whether its kernels are guarded; ``pinned`` memory then lies in the session's window.
+        session_limits: of the session.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Puppet:
         memory="pinned",
         limits=None,
         guarded=False,
+        session_limits=None,
     ):
         in_window = granted and guarded and memory != "staged"
         prepared, limits = _prepared(module, compiled, in_window), limits or Limits()
@@ -87,7 +89,7 @@ class Puppet:
         if compiled:
             self._closing.enter_context(device.native.bound())
         if granted:
-            self.session = Session(device, memory_kind=memory, layout=layout, guarded=guarded)
+            self.session = Session(device, session_limits, memory_kind=memory, layout=layout, guarded=guarded)
         services = {"cuda": CudaService(self.session)} if granted else {}
         with supplying(self.session.open_memory, MEMORY_BYTES) if in_window else nullcontext():
             self.instance = Instance(prepared, limits=limits, services=services, layout=layout)

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from conformance.rig import Rig
-from tensorwasm.errors import InvalidHandle, InvalidPointer, LaunchRefused
+from tensorwasm.errors import InvalidArgs, InvalidHandle, InvalidPointer, LaunchRefused
 from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WINDOW_BYTES
 from tensorwasm.values import MIB, Region
 
@@ -38,13 +38,13 @@ def windows(device):
 class Room:
     """A window, and kernels that reach nothing else but what the rig has."""
 
-    def __init__(self, device, rig: Rig) -> None:
+    def __init__(self, device, rig: Rig, size_bytes: int = WINDOW_BYTES) -> None:
         self.device, self.rig = device, rig
-        self.window = device.windows.open_window(SCRATCH)
+        self.window = device.windows.open_window(SCRATCH, size_bytes)
         self.at = self.window.address
         self.stream = rig.stream()
         self.cell = rig.words(0)
-        rig.regions.append(Region(self.at - SLACK_BYTES, WINDOW_BYTES + 2 * SLACK_BYTES, host=True))
+        rig.regions.append(Region(self.at - SLACK_BYTES, size_bytes + 2 * SLACK_BYTES, host=True))
 
     def read(self, offset: int) -> int:
         """Return the word that a kernel reads."""
@@ -87,6 +87,46 @@ def test_a_window_is_aligned_and_counted(device, windows):
     assert during.windows == before.windows + 1
     assert during.window_bytes - before.window_bytes >= SCRATCH + 3 * GRANULE_BYTES
     windows.close_window(window)
+    assert device.statistics() == before
+
+
+@pytest.mark.parametrize("size_bytes", [WINDOW_BYTES << more for more in (1, 2, 3, 4, 5)])
+def test_windows_of_every_size_have_no_unmapped_page(device, windows, rig, size_bytes):
+    room = Room(device, rig, size_bytes)
+    assert room.window.size_bytes == size_bytes
+    assert room.window.address % size_bytes == 0
+    ends = (
+        -SLACK_BYTES,
+        -4,
+        0,
+        WINDOW_BYTES - 4,
+        WINDOW_BYTES,
+        size_bytes - 4,
+        size_bytes,
+        size_bytes + SLACK_BYTES - 4,
+    )
+    assert room.reads(ends) == [0] * len(ends)
+    for place in (WINDOW_BYTES - GRANULE_BYTES, size_bytes - 2 * GRANULE_BYTES):
+        windows.map_device(room.window, place, 2 * GRANULE_BYTES)
+        for offset in (place, place + 2 * GRANULE_BYTES - 4):
+            room.write(offset, offset % 1009)
+            assert room.read(offset) == offset % 1009
+    with pytest.raises(InvalidPointer):
+        windows.map_device(room.window, size_bytes - GRANULE_BYTES, 2 * GRANULE_BYTES)
+    windows.unmap(room.window, WINDOW_BYTES - GRANULE_BYTES)
+    for number, offset in enumerate(ends, 1):
+        room.write(offset, number)
+        assert room.read(offset) == number
+    device.windows.clear_scratch(room.window, room.stream)
+    assert room.reads(ends[:-3]) == [0] * 5
+    windows.close_window(room.window)
+
+
+@pytest.mark.parametrize("size_bytes", [0, WINDOW_BYTES // 2, 3 * WINDOW_BYTES, WINDOW_BYTES + 1, 64 * WINDOW_BYTES])
+def test_other_sizes_of_windows_are_refused(device, windows, size_bytes):
+    before = device.statistics()
+    with pytest.raises(InvalidArgs):
+        windows.open_window(SCRATCH, size_bytes)
     assert device.statistics() == before
 
 

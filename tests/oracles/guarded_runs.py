@@ -10,13 +10,15 @@ import numpy as np
 
 from fakes.emulation import Emulation
 from oracles.guarding import GuardedText
-from oracles.windows import OWN_AT, AddressWindow, races_allowed
+from oracles.windows import DATA_AT, OWN_AT, WINDOW_BYTES, AddressWindow, races_allowed
 from tensorwasm import ptx
 from tensorwasm.gpu.device.guarded_kernel import launch_parameter
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.values import NEVER, Dim3, LaunchConfig
 
 _MEMORY_BYTES = 8 << 20
-_DATA_AT = OWN_AT + _MEMORY_BYTES - (1 << 20)
+_BEFORE_BYTES = 2 << 20
+_WIDE_BYTES = 8 << 30
 _NEVER_NS = (1 << 64) - 1
 
 
@@ -47,6 +49,8 @@ class GuardedRuns:
         emulation, window = self._emulation, self._window
         window.clear()
         values, buffers, at = [], [], window.own.address
+        if window.size_bytes > WINDOW_BYTES:
+            at += _BEFORE_BYTES - 1024  # the first buffer lies in two of its pieces of 4 GiB
         for argument in launch.arguments:
             if isinstance(argument, tuple):
                 data = np.ascontiguousarray(argument[0]).reshape(-1).view(np.uint8)
@@ -57,15 +61,16 @@ class GuardedRuns:
                 at = -(-(at + data.size) // 256) * 256
             else:
                 values.append(argument.tobytes())
-        assert at - window.base < _DATA_AT
+        assert at - window.own.address <= _MEMORY_BYTES
         shared_bytes, regions = launch.shared_bytes, [window.region]
         words = emulation.buffer([0] * 6)
         if isinstance(text, GuardedText):
             shared_bytes = text.shared_bytes(launch.shared_bytes)
-            image = text.image(window.base + _DATA_AT)
-            window.bytes_of(window.own)[_DATA_AT - OWN_AT :][: len(image)] = np.frombuffer(image, np.uint8)
-            places = window.base, _DATA_AT, _NEVER_NS, words.address, words.address + 16, _NEVER_NS
-            values.append(launch_parameter(*places, shared_bytes, launch.shared_bytes))
+            image = text.image(window.data.address)
+            window.bytes_of(window.data)[: len(image)] = np.frombuffer(image, np.uint8)
+            places = window.base, DATA_AT, _NEVER_NS, words.address, words.address + 16, _NEVER_NS
+            window_bytes = window.size_bytes if text.wide else 0
+            values.append(launch_parameter(*places, shared_bytes, launch.shared_bytes, window_bytes))
             text = text.text
             regions.append(words)
         loaded = emulation.device.load(ptx.parse_variants(text)[0], NEVER)
@@ -78,10 +83,11 @@ class GuardedRuns:
 
 
 @contextmanager
-def guarded_runs() -> Iterator[GuardedRuns]:
+def guarded_runs(width: Width = "narrow") -> Iterator[GuardedRuns]:
     """Provide a window, and unmap it."""
     emulation = Emulation(memory_bytes=1 << 28)
-    window = AddressWindow(emulation, _MEMORY_BYTES)
+    wide = _WIDE_BYTES, WINDOW_BYTES - _BEFORE_BYTES
+    window = AddressWindow(emulation, _MEMORY_BYTES, *(wide if width == "wide" else (WINDOW_BYTES, OWN_AT)))
     try:
         yield GuardedRuns(emulation, window)
     finally:

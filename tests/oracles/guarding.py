@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tensorwasm import ptx
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel, verify_kernel
 from tensorwasm.ptx.guard import Guarded
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Dim3
 
@@ -28,6 +29,11 @@ class GuardedText:
     kernel: GuardedKernel | None = None
 
     @property
+    def wide(self) -> bool:
+        """Whether it is for windows of any size."""
+        return self.kernel is not None and self.kernel.verified.width == "wide"
+
+    @property
     def aligns(self) -> Sequence[int]:
         """What a launch makes the program's arguments multiples of."""
         return () if self.kernel is None else self.kernel.verified.param_aligns
@@ -45,10 +51,10 @@ class GuardedText:
         return b"" if self.kernel is None else self.kernel.image(address)
 
 
-def guarded_text(text: str, entry: str) -> GuardedText:
+def guarded_text(text: str, entry: str, width: Width = "narrow") -> GuardedText:
     """Guard and verify a kernel; raise what the guard or the verifier raises."""
     module = ptx.extract(ptx.parse_variants(text)[0], entry)
-    return _printed(*guard_kernel(module, EMULATOR_SHARED_BASE))
+    return _printed(*guard_kernel(module, EMULATOR_SHARED_BASE, width=width))
 
 
 def verified_text(made: Guarded, module: Module | None = None) -> GuardedText:

@@ -1,9 +1,9 @@
 """The judge of guarded kernels: a window of addresses as a guard expects it, on the emulator, and a victim beside it.
 
-A window is 4 GiB of addresses, aligned to 4 GiB, with 64 MiB of slack before and behind. The attacker's buffer and the
-module's variables are real memory in it; every other page, of the slack too, is one scratch chunk of 64 MiB, mapped
-again and again. A guarded kernel is given the window and nothing else, so whatever leaves it is a fault of the
-emulator; the victim's buffer is an ordinary allocation that no launch is given.
+A window is 4 GiB of addresses, or a larger power of two, aligned to that, with 64 MiB of slack before and behind. The
+attacker's buffer and the module's variables are real memory in it; every other page, of the slack too, is one scratch
+chunk of 64 MiB, mapped again and again. A guarded kernel is given the window and nothing else, so whatever leaves it is
+a fault of the emulator; the victim's buffer is an ordinary allocation that no launch is given.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WINDOW_BYTES = 4 << 30
 SLACK_BYTES = 64 << 20
 CHUNK_BYTES = 64 << 20
 OWN_AT = 0x2000_0000
-"""Offset of the attacker's buffer in the window."""
+"""Offset of the attacker's buffer in a window of 4 GiB, and in the last 4 GiB of a larger one of an exam."""
 DATA_AT = 0x3000_0000
 """Offset of the module's variables."""
 DATA_BYTES = 1 << 20
@@ -54,22 +54,25 @@ class AddressWindow:
 
     Attributes:
         start: the first address of the slack in front.
-        base: the first address of the window, a multiple of 4 GiB.
+        base: the first address of the window, a multiple of its size.
+        size_bytes: addresses of it.
         region: all of it, slack included, as a launch is given it.
         own, data: the real memory.
         scratch: the bytes that all other pages show.
     """
 
-    def __init__(self, emulation: Emulation, own_bytes: int = OWN_BYTES) -> None:
+    def __init__(
+        self, emulation: Emulation, own_bytes: int = OWN_BYTES, size_bytes: int = WINDOW_BYTES, own_at: int = OWN_AT
+    ) -> None:
         self._emulation = emulation
         self._windows = emulation.device.windows
-        self._window = self._windows.open_window(CHUNK_BYTES)
-        self.base = self._window.address
+        self._window = self._windows.open_window(CHUNK_BYTES, size_bytes)
+        self.base, self.size_bytes = self._window.address, size_bytes
         self.start = self.base - SLACK_BYTES
-        self.region = Region(self.start, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
+        self.region = Region(self.start, size_bytes + 2 * SLACK_BYTES, host=True)
         self.scratch = host_bytes(self.start, CHUNK_BYTES)
         self._real_bytes: dict[int, int] = {}
-        self.own = self._real(OWN_AT, own_bytes)
+        self.own = self._real(own_at, own_bytes)
         self.data = self._real(DATA_AT, DATA_BYTES)
 
     def _real(self, offset: int, size_bytes: int) -> Region:
@@ -123,10 +126,12 @@ class Outcome:
 class Exam:
     """A window, a victim, and the words through which a guard is told to stop; runs hostile kernels one by one."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, window_bytes: int = WINDOW_BYTES) -> None:
         self._rng = random.Random(seed)
         self.emulation = Emulation(memory_bytes=1 << 27)
-        self.window = AddressWindow(self.emulation)
+        self.window = AddressWindow(
+            self.emulation, size_bytes=window_bytes, own_at=window_bytes - WINDOW_BYTES + OWN_AT
+        )
         self.secret = np.frombuffer(self._rng.randbytes(VICTIM_BYTES), np.uint64)
         self.victim = self.emulation.buffer(self.secret)
         self.flag = self.emulation.buffer([0] * 4)
@@ -177,7 +182,8 @@ class Exam:
         if guarded is not None:  # the time that loading takes is not the kernel's
             deadline = time.time_ns() + int(budget_s * 1e9)
             words = self.window.base, DATA_AT, deadline, self.flag.address, self.status.address
-            args.append(launch_parameter(*words, 0, shared_bytes, hostile.dynamic_shared_bytes))
+            given = 0, shared_bytes, hostile.dynamic_shared_bytes, window.size_bytes if guarded.wide else 0
+            args.append(launch_parameter(*words, *given))
             regions += [self.flag, self.status]
         config = LaunchConfig(_cut(hostile.grid), hostile.block, shared_bytes)
         fault, lacking = self._launch(hostile, loaded, config, args, regions, budget_s + grace_s)

@@ -53,6 +53,7 @@ class SharedDevice:
         guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
             too.
         store: keeps guarded kernels compiled, between processes; None keeps none.
+        limits: of sessions that are opened without limits of their own; None for the defaults.
 
     Raises:
         DeviceUnavailable: kernels are to be guarded, and the device has no windows to confine them to.
@@ -66,6 +67,7 @@ class SharedDevice:
         *,
         guarded: bool = False,
         store: KernelStore | None = None,
+        limits: SessionLimits | None = None,
     ) -> None:
         if guarded and not device.windows.available:
             raise DeviceUnavailable(
@@ -76,6 +78,7 @@ class SharedDevice:
         self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, store=store)
         self.device = device
         self.guarded = guarded
+        self._limits = limits
         self.accounts = self._resources.accounts
 
     def watch_long_work(self, notice: Callable[[str], object]) -> None:
@@ -103,7 +106,7 @@ class SharedDevice:
         """Return a session of a registered tenant; see `Session` for the arguments. Close it before this."""
         return Session(
             self.device,
-            limits,
+            limits or self._limits,
             architecture=architecture,
             resources=self._resources,
             tenant=tenant,

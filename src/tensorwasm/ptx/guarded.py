@@ -8,6 +8,9 @@ Names that begin with `RESERVED` belong to the guard. Families of its registers,
 
 - ``%tw_l<n>`` 32 bits of any value.
 - ``%tw_a<n>`` an address in the window: ``mov.b64 %tw_a1, {%tw_l1, %tw_hi}``.
+- ``%tw_w<n>`` 64 bits of any value, wide kernels alone.
+- ``%tw_h<n>`` the high half of an address in the window, wide kernels alone:
+  ``lop3.b32 %tw_h1, %tw_l1, %tw_mask, %tw_hi, 0xEA``.
 - ``%tw_s<n>`` an offset in shared memory that is below a bound.
 - ``%tw_o<n>`` such an offset of a row of a matrix, with a 0 added that ptxas does not know.
 - ``%tw_m<n>``, ``%tw_c<n>`` an address in the array in local or constant memory.
@@ -19,24 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from tensorwasm.ptx.layout import TYPE_BYTES
-from tensorwasm.ptx.model import (
-    Directive,
-    Int,
-    Name,
-    Operand,
-    Variable,
-    Vector,
-)
+from tensorwasm.ptx.model import Directive, Int, Name, Operand, Variable, Vector
+
+Width = Literal["narrow", "wide"]
+"""Which windows a guarded kernel is for. ``narrow``: of 4 GiB, so that the high half of an address is always the
+window's. ``wide``: of any power of two from 4 GiB on, which the launch says."""
 
 RESERVED: Final = ("%tw_", "__tw_")
 LEAST_VERSION: Final = (6, 2)
 """Of the PTX ISA: has all instructions that the guard writes."""
 
 WINDOW_BYTES: Final = 1 << 32
-"""Bytes of a window: a multiple of them is where it begins."""
+"""Bytes of a narrow window. A window begins at a multiple of its size."""
 MAX_DISPLACEMENT_BYTES: Final = 8 << 20
 """Greatest distance of an access from a fenced address; the slack on both sides of a window is longer."""
 SHARED_BASE: Final = 1024
@@ -58,13 +58,15 @@ LOCAL: Final = "__tw_local"
 CONST: Final = "__tw_const"
 LAUNCH: Final = "__tw_launch"
 LAUNCH_BYTES: Final = 56
+WIDE_LAUNCH_BYTES: Final = 64
+"""Of a wide kernel, which has one field more."""
 PASSED: Final = "__tw_pass_"
 """How the parameters of calls begin that hand the launch parameter over."""
 
 LAUNCH_HIGH: Final = 0
 """Offset in the launch parameter: u32, the high half of the window's address."""
 LAUNCH_DATA: Final = 4
-"""u32: offset in the window of the variables of the kernel's module."""
+"""u32: offset in the window of the variables of the kernel's module, which lie in its first 4 GiB."""
 LAUNCH_DEADLINE: Final = 8
 """u64: the value of ``%globaltimer`` after which the launch stops."""
 LAUNCH_FLAG: Final = 16
@@ -90,6 +92,10 @@ LAUNCH_DYNAMIC: Final = 48
 """u32: bytes of dynamic shared memory that the launch asked for."""
 LAUNCH_ZERO: Final = 52
 """u32: 0, which ptxas does not know."""
+LAUNCH_MASK: Final = 56
+"""u32: which bits of the high half of an address may differ in the window; a u32 of 0 is behind it."""
+AND_OR: Final = 0xEA
+"""The table of ``lop3`` for ``(a & b) | c``."""
 
 LOOK_NS: Final = 500_000
 """How often one thread of a session looks at the host's request to stop, for it costs a way over the bus."""
@@ -116,6 +122,7 @@ STOP: Final = "__tw_stop"
 TRAP: Final = "__tw_trap"
 
 HIGH: Final = Name("%tw_hi")
+MASK: Final = Name("%tw_mask")
 DATA: Final = Name("%tw_data")
 FRAME: Final = Name("%tw_frame")
 CONSTS: Final = Name("%tw_consts")
@@ -135,20 +142,29 @@ STEP: Final = Name("%tw_step")
 WORD: Final = Name("%tw_word")
 SIZE: Final = Name("%tw_size")
 
-REGISTERS: Final = (
+_NARROW_REGISTERS: Final = (
     Variable("reg", "pred", TEST.name),
     *(Variable("reg", "b32", each.name) for each in (HIGH, DATA, FRAME, SHARED_TOP, FUEL_USED, FUEL_COMMON, ZERO)),
     *(Variable("reg", "b32", each.name) for each in (SEEN, AT, STEP, WORD, SIZE)),
     *(Variable("reg", "b64", each.name) for each in (CONSTS, NOW, LIMIT, UNTIL, NEXT)),
 )
+REGISTERS: Final[Mapping[Width, tuple[Variable, ...]]] = {
+    "narrow": _NARROW_REGISTERS,
+    "wide": (*_NARROW_REGISTERS, Variable("reg", "b32", MASK.name)),
+}
 """Registers of each function that the templates below use."""
 
 ADDRESS, OFFSET, ROW, LOCAL_ADDRESS, CONST_ADDRESS, INDEX, COUNTER, ANY = (f"%tw_{letter}" for letter in "asomcinl")
+HIGH_HALF, WIDE_ANY = "%tw_h", "%tw_w"
 FAMILIES: Final = {
     **dict.fromkeys((ADDRESS, CONST_ADDRESS), "b64"),
     **dict.fromkeys((OFFSET, ROW, LOCAL_ADDRESS, INDEX, COUNTER, ANY), "b32"),
+    HIGH_HALF: "b32",
+    WIDE_ANY: "b64",
 }
 """Numbered registers of the guard, and their types."""
+WIDE_FAMILIES: Final = frozenset({HIGH_HALF, WIDE_ANY})
+"""Those that wide kernels alone have."""
 FIRST_VALUES: Final[Mapping[str, Operand]] = {
     ADDRESS: Vector((FUEL_USED, HIGH)),
     OFFSET: Int(0),
@@ -158,13 +174,18 @@ FIRST_VALUES: Final[Mapping[str, Operand]] = {
     INDEX: Int(0),
     COUNTER: Int(0),
     ANY: Int(0),
+    HIGH_HALF: HIGH,
+    WIDE_ANY: Int(0),
 }
 """What registers hold that confine accesses until a fence writes them; `FUEL_USED` is 0 then."""
 
 PROGRAM_FAMILIES: Final = {1: "%p", 8: "%c", 16: "%h", 32: "%r", 64: "%d", 128: "%q"}
 """Numbered registers for the program's values, by their bits: predicates, and untyped registers."""
 
-LAUNCH_PARAM: Final = Variable("param", "b8", LAUNCH, align=8, shape=(LAUNCH_BYTES,))
+LAUNCH_PARAMS: Final[Mapping[Width, Variable]] = {
+    "narrow": Variable("param", "b8", LAUNCH, align=8, shape=(LAUNCH_BYTES,)),
+    "wide": Variable("param", "b8", LAUNCH, align=8, shape=(WIDE_LAUNCH_BYTES,)),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,13 @@ class Settings:
         None,
         "Device memory in MiB that a tenant may hold unless its own cap is set; by default what the process may hold.",
     )
+    gpu_session_mib: int = setting(
+        "TENSOR_WASM_GPU_SESSION",
+        count,
+        4096,
+        "Device memory in MiB that one guest may hold, within its tenant's cap. With more than 4096, guests of tenants "
+        "whose caps are larger, too, get larger windows under guarded isolation.",
+    )
     multiprocessors: int | None = setting(
         "TENSOR_WASM_MULTIPROCESSORS", count, None, "Share of the GPU, in multiprocessors; by default all of it."
     )

@@ -10,12 +10,13 @@ from fakes.emulation import kernel, store_result
 from tensorwasm.artifacts.keys import HmacKey
 from tensorwasm.gpu.device.admission import CompiledKernel
 from tensorwasm.gpu.device.arguments import BufferOffset
+from tensorwasm.gpu.device.limits import GIB, SessionLimits
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import parse, render
-from tensorwasm.ptx.guarded import LAUNCH_BYTES
+from tensorwasm.ptx.guarded import LAUNCH_BYTES, WIDE_LAUNCH_BYTES
 from tensorwasm.runtime.deploy.code_files import CodeFolder
 from tensorwasm.runtime.deploy.kernel_folder import KernelFolder
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -39,7 +40,7 @@ class ImageDevice(EmulatorDevice):
 
     def load_image(self, image, signature):
         module = parse(image.decode())
-        assert [param.size_bytes for param in signature.params] == [8, LAUNCH_BYTES]
+        assert [param.size_bytes for param in signature.params] in ([8, LAUNCH_BYTES], [8, WIDE_LAUNCH_BYTES])
         return self.load(module, NEVER)
 
 
@@ -58,14 +59,14 @@ def compiled(monkeypatch):
     return lambda: ImageDevice.assembled
 
 
-def run(store, tenant="ann", text=COUNTER):
+def run(store, tenant="ann", text=COUNTER, cap_bytes=64 * MIB):
     """Load and launch a kernel on a device of a new process."""
     accounts = Accounts(MemoryLedger())
-    accounts.register(tenant, 64 * MIB, 64 * MIB)
+    accounts.register(tenant, cap_bytes, 64 * MIB)
     device = ImageDevice()
     with (
         SharedDevice(device, accounts, Gate(4), guarded=True, store=store) as shared,
-        shared.open_session(tenant) as session,
+        shared.open_session(tenant, SessionLimits(device_bytes=cap_bytes)) as session,
     ):
         own, into = session.buffers.allocate(64), bytearray(4)
         kernel_id = session.kernels.load(text, "k", NEVER)
@@ -89,6 +90,15 @@ def test_tenants_texts_and_entries_have_kernels_of_their_own(compiled):
     run(store, "bob")
     run(store, text=COUNTER + b"\n// another text\n")
     assert (compiled(), len(store)) == (3, 3)
+
+
+def test_kernels_for_larger_windows_are_others(compiled):
+    store = Store()
+    for _ in range(2):
+        run(store)
+        run(store, cap_bytes=8 * GIB)
+        run(store, cap_bytes=20 * GIB)
+    assert (compiled(), len(store)) == (2, 2)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"\x93" + data[1:]])

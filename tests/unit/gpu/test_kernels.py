@@ -45,7 +45,7 @@ def loads(device):
 
 
 def acquire(cache, text, entry, tenant="a"):
-    key = tenant, digest(text), entry, HERE
+    key = tenant, digest(text), entry, HERE, "narrow"
     return cache.find(key) or cache.load(key, cache.draft(key, text, NEVER), NEVER)
 
 
@@ -180,7 +180,7 @@ def test_two_that_load_at_once_keep_one(device):
 
 def test_a_second_copy_that_cannot_be_dropped_holds_nothing(device):
     cache = KernelCache(device)
-    key = "a", digest(FILL), "fill", HERE
+    key = "a", digest(FILL), "fill", HERE, "narrow"
     draft = cache.draft(key, FILL, NEVER)
     first = cache.load(key, draft, NEVER)
     device.failures["unload"] = DeviceLost("gone")

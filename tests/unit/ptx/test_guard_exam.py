@@ -21,6 +21,9 @@ from tensorwasm.ptx.guard import guard
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
 SEEDS = 500
 PARTS = 4
+WIDE_SHARE = 5
+"""One of so many kernels is examined as a wide one, too."""
+WIDE_BYTES = 16 << 30
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +33,19 @@ def exam():
     exam.close()
 
 
-def violations(exam, kernels):
+@pytest.fixture(scope="module")
+def wide_exam():
+    exam = Exam(11, WIDE_BYTES)
+    yield exam
+    exam.close()
+
+
+def violations(exam, kernels, width="narrow"):
     """Run kernels; return what those that are accepted did, and how many these were."""
     found, accepted = {}, 0
     for name, hostile in kernels:
         try:
-            text = guarded_text(hostile.text, hostile.entry)
+            text = guarded_text(hostile.text, hostile.entry, width)
         except MalformedPtx:
             continue
         outcome = exam.run(hostile, text)
@@ -60,12 +70,21 @@ def test_every_deliberate_attack_harms_nobody(exam, part):
     assert accepted > len(kernels) // 2
 
 
-def test_what_the_verifier_accepts_of_damaged_guards_harms_nobody(exam):
+def test_wide_kernels_harm_nobody(wide_exam):
+    kernels = [*[(seed, generate(seed)) for seed in range(SEEDS)], *DELIBERATE.items()][::WIDE_SHARE]
+    found, accepted = violations(wide_exam, kernels, "wide")
+    assert found == {}
+    assert accepted > len(kernels) // 3
+
+
+@pytest.mark.parametrize("width", ["narrow", "wide"])
+def test_what_the_verifier_accepts_of_damaged_guards_harms_nobody(exam, wide_exam, width):
     names, found, accepted = list(DELIBERATE), {}, 0
+    exam = wide_exam if width == "wide" else exam
     for seed in range(600):
         hostile = DELIBERATE[names[seed * 7 % len(names)]]
         try:
-            made = guard(ptx.extract(ptx.parse(hostile.text), hostile.entry), 0)
+            made = guard(ptx.extract(ptx.parse(hostile.text), hostile.entry), 0, width=width)
             text = verified_text(made, damage(made.module, seed, times=1 + seed % 3))
         except MalformedPtx:
             continue

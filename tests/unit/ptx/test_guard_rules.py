@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,7 +16,7 @@ from tensorwasm import ptx
 from tensorwasm.errors import MalformedPtx, UnsupportedPtx
 from tensorwasm.ptx import guarded, templates
 from tensorwasm.ptx.guard import Guarded, fences, guard, polls
-from tensorwasm.ptx.model import Address, Instruction, Name, Statement
+from tensorwasm.ptx.model import Address, Instruction, Int, Name, Statement, Vector
 from tensorwasm.ptx.verifier import confinement, convergence, reading, turns, verify, warp_forms
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a window maps one file again and again")
@@ -38,6 +37,7 @@ class Rule:
         without: switches it off in the guard.
         unverified: switches it off in the verifier.
         shown: whether the emulator shows what happens without it.
+        width: of the kernels that it is for.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Rule:
     without: Patch | None
     unverified: Patch
     shown: bool = True
+    width: guarded.Width = "narrow"
 
 
 def unfenced(space: str) -> Patch:
@@ -132,6 +133,7 @@ def bounded_without(**lax: object) -> dict[str, Patch]:
 CLEAR_SHARED = templates._clear_shared
 PROLOGUE = templates.prologue
 HAND_OVER = templates.hand_over
+WILD = ("wild/", "address/", "access/")
 DROPPED_CLEARS = {"mov.pred", "mov.b16", "mov.b32", "mov.b64"}
 
 
@@ -149,8 +151,48 @@ def local_as_it_is(*args: object, **named: object) -> list[Statement]:
     return [each for each in PROLOGUE(*args, **named) if not getattr(each, "mnemonic", "").startswith("st.local")]
 
 
+def as_it_is(self: fences._Fences, base: Name, _added: int) -> tuple[Name, Name]:
+    """Return both halves of an address, neither of them confined."""
+    low, high = self._new("l"), self._new("l")
+    self._emit("mov.b64", Vector((low, high)), base)
+    return low, high
+
+
+def prologue_with(target: Name, made: Instruction) -> Callable[..., list[Statement]]:
+    """Return a prologue that writes a register of the guard in another way."""
+
+    def changed(*args: object, **named: object) -> list[Statement]:
+        return [made if getattr(each, "operands", ())[:1] == (target,) else each for each in PROLOGUE(*args, **named)]
+
+    return changed
+
+
+ALL_BITS = prologue_with(guarded.MASK, templates.instruction("mov.u32", guarded.MASK, Int(-1)))
+FIRST = Name(f"{guarded.HIGH_HALF}0")
+FIRST_ZERO = prologue_with(FIRST, templates.instruction("mov.b32", FIRST, Int(0)))
+WIDE_RULES = [
+    Rule(
+        "high halves",
+        WILD,
+        put(fences._Fences, "_halves", as_it_is),
+        put(confinement._Confinement, "_is_source", lambda *_: True),
+    ),
+    Rule("high halves are masked", WILD, put(fences, "AND_OR", 0xFE), put(guarded, "AND_OR", 0xFE)),
+    Rule("the launch says the mask", WILD, put(GUARD, "prologue", ALL_BITS), put(templates, "prologue", ALL_BITS)),
+    Rule("high halves begin confined", WILD, put(GUARD, "prologue", FIRST_ZERO), nothing, shown=False),
+    Rule(
+        "functions get the mask",
+        ("control/", "local/"),
+        put(LOWER, "hand_over", lambda *given: HAND_OVER(*given)[:13] + HAND_OVER(*given)[15:]),
+        nothing,
+        shown=False,
+    ),
+]
+
 RULES = [
-    Rule("global", ("wild/", "address/", "access/"), unfenced("global"), anywhere("global")),
+    *(replace(rule, width="wide") for rule in WIDE_RULES),
+    Rule("global", WILD, unfenced("global"), anywhere("global")),
+    Rule("global, wide", WILD, unfenced("global"), anywhere("global"), width="wide"),
     Rule("shared", ("shared/",), unfenced("shared"), anywhere("shared")),
     Rule("local", ("local/",), unfenced("local"), anywhere("local")),
     Rule("const", ("constant/",), unfenced("const"), anywhere("const")),
@@ -254,7 +296,7 @@ RULES = [
     Rule(
         "functions get the launch parameter",
         ("control/", "local/"),
-        put(LOWER, "hand_over", lambda name, arrays: HAND_OVER(name, arrays)[:-1]),
+        put(LOWER, "hand_over", lambda *given: HAND_OVER(*given)[:-1]),
         nothing,
         shown=False,
     ),
@@ -267,7 +309,8 @@ def kernels_of(rule: Rule) -> Iterator[tuple[str, Guarded]]:
     for name in names[:: max(1, len(names) // KERNELS_EACH)]:
         hostile = DELIBERATE[name]
         try:
-            yield name, guard(ptx.extract(ptx.parse(hostile.text), hostile.entry), EMULATOR_SHARED_BASE)
+            module = ptx.extract(ptx.parse(hostile.text), hostile.entry)
+            yield name, guard(module, EMULATOR_SHARED_BASE, width=rule.width)
         except MalformedPtx:
             continue
 
@@ -288,9 +331,10 @@ def test_the_verifier_refuses_what_a_guard_without_a_rule_writes(monkeypatch, ru
 
 @pytest.fixture(scope="module")
 def exam():
-    exam = Exam(3)
-    yield exam
-    exam.close()
+    exams = {"narrow": Exam(3), "wide": Exam(3, 16 << 30)}
+    yield exams
+    for each in exams.values():
+        each.close()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.shown], ids=lambda rule: rule.name)
@@ -303,66 +347,6 @@ def test_the_exam_fails_without_a_rule(monkeypatch, exam, rule):
             text: GuardedText = verified_text(made)
         except MalformedPtx:
             continue
-        if exam.run(DELIBERATE[name], text, grace_s=0.2).violations:
+        if exam[rule.width].run(DELIBERATE[name], text, grace_s=0.2).violations:
             return
     pytest.fail("no attack was noticed")
-
-
-HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text.replace(".reg .b64 %d<", ".reg .b64 %d01;\n\t.reg .b64 %d<"),
-        lambda text: text.replace(".reg .b32 %tw_hi;", ".reg .b32 %tw_hi;\n\t.reg .b32 r1;"),
-        lambda text: text.replace("__tw_launch[56]", "__tw_launch[48]"),
-        lambda text: text.replace(".target sm_80", ".target sm_80, debug"),
-        lambda text: text.replace("exit;", "ret;"),
-        lambda text: text + ".extern .func other();\n",
-        lambda text: text.replace(".visible", ".weak .visible"),
-    ],
-)
-def test_a_text_of_another_form_is_refused(damage):
-    text = (
-        HEAD + ".visible .entry k(.param .u64 p) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [p]; st.u32 [%rd1], 1; ret; }"
-    )
-    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
-    verify(printed)
-    assert damage(printed) != printed
-    with pytest.raises(MalformedPtx):
-        verify(damage(printed))
-
-
-def test_long_straight_code_is_counted():
-    loads = "\n".join(f"ld.volatile.global.u32 %r{at % 8}, [%rd1+{4 * at}];" for at in range(600))
-    head = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<9>; ld.param.u64 %rd1, [p];"
-    text = ptx.render(guard(ptx.extract(ptx.parse(f"{head}\n{loads}\nret; }}"), "k")).module)
-    assert text.count("add.u32 %tw_fuel") == 2
-    assert verify(text).entry == "k"
-    with pytest.raises(UnsupportedPtx, match="too much work"):
-        verify(re.sub(r"(add.u32 %tw_fuel, %tw_fuel), \d+", r"\1, 0", text))
-
-
-@pytest.mark.parametrize("count", [0, 3, 64, 65, 200])
-def test_the_deadline_is_checked_before_what_takes_time(count):
-    quick = "add.u32 %r1, %r1, 1;\n" * count
-    load = "ld.global.u32 %r2, [%rd1];"
-    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .b32 %r<3>; {quick} {load} ret; }}"
-    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
-    verify(printed)
-    check = "\tsetp.gt.u64 %tw_q, %tw_now, %tw_limit;\n\t@%tw_q bra __tw_look;\n__tw_go:\n"
-    assert printed.count(check) == 1
-    before = printed.partition(check)[0]
-    assert before.count("add.u32 %r") == min(count, 64)
-    moved = printed.replace(check, "").replace("\tret;", f"{check}\tret;")
-    never = printed.replace(check, "__tw_go:\n")
-    for damaged in (never, moved):
-        with pytest.raises(UnsupportedPtx, match=r"deadline|form|code"):
-            verify(damaged)
-
-
-def test_an_instruction_of_the_whole_warp_may_come_first():
-    matrix = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r2,%r3,%r4,%r5},{%r1,%r1,%r1,%r1},{%r1,%r1},"
-    text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<9>; mov.u32 %r1, 5; {matrix} {{%r2,%r2,%r2,%r2}}; ret; }}"
-    assert verify(ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)).whole_warps

@@ -53,6 +53,12 @@ def runs():
         yield runs
 
 
+@pytest.fixture(scope="module")
+def wide_runs():
+    with guarded_runs("wide") as runs:
+        yield runs
+
+
 def launch_of(case):
     """Return the launch of a case."""
     arguments = [(each.array, each.written) if isinstance(each, Buffer) else each for each in case.arguments()]
@@ -62,11 +68,13 @@ def launch_of(case):
 @pytest.mark.parametrize(
     "case", [case for case in cases("small") if Path(case.path).stem not in REFUSED], ids=lambda case: case.name
 )
-def test_guarded_results_are_the_same_to_the_bit(runs, case):
-    guarded = guarded_text(case.text(), case.entry)
-    assert guarded.takes(case.block)
+def test_guarded_results_are_the_same_to_the_bit(runs, wide_runs, case):
     launch = launch_of(case)
-    expected, (found, status) = runs.run(launch, case.text())[0], runs.run(launch, guarded)
-    assert status == 0
-    for plain, kept in zip(expected, found, strict=True):
-        assert (plain == kept).all()
+    expected = runs.run(launch, case.text())[0]
+    for width, window in {"narrow": runs, "wide": wide_runs}.items():
+        guarded = guarded_text(case.text(), case.entry, width)
+        assert guarded.takes(case.block)
+        found, status = window.run(launch, guarded)
+        assert status == 0
+        for plain, kept in zip(expected, found, strict=True):
+            assert (plain == kept).all()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tensorwasm.errors import InvalidHandle, InvalidPointer
 from tensorwasm.gpu.cuda.dues import Dues
 from tensorwasm.gpu.cuda.modules import CudaModule
-from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, WINDOW_BYTES, WindowParts
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, WindowParts
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import Deadline
 
@@ -119,12 +119,16 @@ class CudaWindow:
     reserved: int
     reserved_bytes: int
     chunk_bytes: int
-    size_bytes: int = WINDOW_BYTES
+    size_bytes: int
     handles: list[Any] = field(default_factory=list)
     mapped: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    parts: WindowParts = field(default_factory=WindowParts)
     damaged: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    parts: WindowParts = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with aliases alone."""
+        self.parts = WindowParts(self.size_bytes)
 
     @property
     def memory_bytes(self) -> int:

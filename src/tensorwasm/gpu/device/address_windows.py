@@ -1,7 +1,8 @@
 """The sizes of address windows, and the table of what is mapped in one; shared by the devices that have them.
 
-A window is 4 GiB of addresses, a multiple of 4 GiB, with slack before and behind. No page of it is unmapped: memory of
-its own where some was put, and everywhere else, in the slack too, aliases of the window's scratch memory.
+A window is a power of two of addresses, from 4 GiB to 128 GiB, that begins at a multiple of its size, with slack before
+and behind. No page of it is unmapped: memory of its own where some was put, and everywhere else, in the slack too,
+aliases of the window's scratch memory.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tensorwasm.errors import InvalidPointer
+from tensorwasm.errors import InvalidArgs, InvalidPointer
 from tensorwasm.values import MIB
 
 WINDOW_BYTES: Final = 1 << 32
+"""Of the smallest window."""
+MAX_WINDOW_BYTES: Final = 1 << 37
 SLACK_BYTES: Final = 64 * MIB
 """Addresses before a window and as many behind it which are aliases too, for the immediate offsets of accesses."""
 GRANULE_BYTES: Final = 2 * MIB
@@ -21,8 +24,24 @@ MAX_SCRATCH_BYTES: Final = SLACK_BYTES
 """Most that a chunk of scratch memory has: one whole alias of it stays in the slack for good."""
 
 
-def scratch_chunk(wanted_bytes: int) -> int:
-    """Return the size of the scratch chunk for a wanted one: the next power of two from 2 MiB to 64 MiB."""
+def check_window_bytes(size_bytes: int) -> None:
+    """Check the size of a window; raises `InvalidArgs`."""
+    if not WINDOW_BYTES <= size_bytes <= MAX_WINDOW_BYTES or size_bytes & (size_bytes - 1):
+        raise InvalidArgs(f"a window of {size_bytes} bytes: it has a power of two, from 4 GiB to 128 GiB")
+
+
+def window_mask(size_bytes: int) -> int:
+    """Return which bits of the high half of an address may differ in a window of a size."""
+    return (size_bytes - 1) >> 32
+
+
+def scratch_chunk(wanted_bytes: int, window_bytes: int = WINDOW_BYTES) -> int:
+    """Return the size of the scratch chunk for a wanted one: the next power of two from 2 MiB to 64 MiB.
+
+    Windows of more than 4 GiB have the largest: each of its aliases is a mapping, which takes time.
+    """
+    if window_bytes > WINDOW_BYTES:
+        return MAX_SCRATCH_BYTES
     wanted_bytes = min(max(wanted_bytes, GRANULE_BYTES), MAX_SCRATCH_BYTES)
     return 1 << (wanted_bytes - 1).bit_length()
 
@@ -45,8 +64,9 @@ class WindowPart:
 
 @dataclass(slots=True, eq=False)
 class WindowParts:
-    """What is mapped in a window, by offset. The window's lock must be held."""
+    """What is mapped in a window of a size, by offset. The window's lock must be held."""
 
+    window_bytes: int
     _parts: dict[int, WindowPart] = field(default_factory=dict)
 
     @property
@@ -65,7 +85,7 @@ class WindowParts:
             InvalidPointer: it is not.
         """
         whole = offset % GRANULE_BYTES == size_bytes % GRANULE_BYTES == 0
-        if not (whole and offset >= 0 and 0 < size_bytes <= WINDOW_BYTES - offset):
+        if not (whole and offset >= 0 and 0 < size_bytes <= self.window_bytes - offset):
             raise InvalidPointer(f"{size_bytes} bytes at offset {offset} are not whole granules of a window")
         if self.overlaps(offset, offset + size_bytes):
             raise InvalidPointer(f"some of the {size_bytes} bytes at offset {offset} of the window are mapped already")

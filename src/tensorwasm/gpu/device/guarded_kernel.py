@@ -9,18 +9,21 @@ from typing import Final
 
 from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device import limits
+from tensorwasm.gpu.device.address_windows import window_mask
 from tensorwasm.ptx.guard import DataImage, Guarded, guard
-from tensorwasm.ptx.guarded import LAUNCH_BYTES, SHARED_BASE
+from tensorwasm.ptx.guarded import LAUNCH_BYTES, LAUNCH_PARAMS, SHARED_BASE, WIDE_LAUNCH_BYTES, Width
+from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Module
 from tensorwasm.ptx.printer import render
 from tensorwasm.ptx.verifier import Verified, verify
 from tensorwasm.values import NEVER, Deadline
 
 _LAUNCH: Final = struct.Struct("<IIQQQQIIII")
+_WIDE: Final = struct.Struct("<II")
 _SHARED_GRAIN_BYTES: Final = 16
 _NEVER_NS: Final = (1 << 64) - 1
 
-assert _LAUNCH.size == LAUNCH_BYTES  # noqa: S101 - kernels read the parameter by these offsets
+assert (_LAUNCH.size, _LAUNCH.size + _WIDE.size) == (LAUNCH_BYTES, WIDE_LAUNCH_BYTES)  # noqa: S101 - kernels read the parameter by these offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class GuardedKernel:
     data: DataImage
     shared: SharedNeeds
 
+    @property
+    def launch_bytes(self) -> int:
+        """Size of the launch parameter."""
+        return variable_bytes(LAUNCH_PARAMS[self.verified.width])
+
     def image(self, address: int) -> bytes:
         """Return the first contents of the module's variables at an address."""
         made = bytearray(self.data.image.ljust(self.data.size_bytes, b"\0"))
@@ -72,7 +80,7 @@ class GuardedKernel:
 
 
 def guard_kernel(
-    module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER
+    module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER, width: Width = "narrow"
 ) -> tuple[Module, GuardedKernel]:
     """Guard a module of one kernel, as `tensorwasm.ptx.extract` returns it, and verify the text that it prints as.
 
@@ -83,12 +91,13 @@ def guard_kernel(
         module: what the kernel reaches.
         shared_base: address of the first variable in shared memory on the device.
         deadline: when to stop.
+        width: of the windows that it is for.
 
     Raises:
         UnsupportedPtx: the kernel cannot be confined; the message names the form and its line.
         InvokeTimeout: the deadline passed.
     """
-    return verify_kernel(guard(module, shared_base, deadline), shared_base, deadline)
+    return verify_kernel(guard(module, shared_base, deadline, width), shared_base, deadline)
 
 
 def verify_kernel(
@@ -111,6 +120,7 @@ def launch_parameter(
     look_ns: int,
     shared_bytes: int,
     dynamic_bytes: int,
+    window_bytes: int = 0,
 ) -> bytes:
     """Return the last parameter of a guarded kernel; see `tensorwasm.ptx.guarded` for its fields.
 
@@ -123,8 +133,10 @@ def launch_parameter(
         look_ns: on the device's clock: when its blocks begin to look whether they are to stop.
         shared_bytes: dynamic shared memory of the launch.
         dynamic_bytes: what of it the launch asked for itself.
+        window_bytes: size of the window, for a wide kernel; 0 for a narrow one.
     """
-    return _LAUNCH.pack(window >> 32, data, deadline_ns, flag, status, look_ns, shared_bytes, 0, dynamic_bytes, 0)
+    made = _LAUNCH.pack(window >> 32, data, deadline_ns, flag, status, look_ns, shared_bytes, 0, dynamic_bytes, 0)
+    return made + _WIDE.pack(window_mask(window_bytes), 0) if window_bytes else made
 
 
 def device_time(deadline: Deadline, offset_ns: int) -> int:

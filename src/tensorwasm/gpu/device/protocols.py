@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from tensorwasm.gpu.device.address_windows import WINDOW_BYTES
 from tensorwasm.values import Deadline, Region
 
 
@@ -203,17 +204,17 @@ class AddressWindow(Protocol):
 
     @property
     def address(self) -> int:
-        """The first byte, a multiple of 4 GiB."""
+        """The first byte, a multiple of the size."""
 
     @property
     def size_bytes(self) -> int:
-        """4 GiB."""
+        """A power of two, from 4 GiB to 128 GiB."""
 
 
 class AddressWindows(Protocol):
     """Windows of addresses in which every access of a kernel finds memory, and never memory of another window.
 
-    A window is 4 GiB with 64 MiB of slack before and behind, no page of which is unmapped: memory of its own where some
+    A window has 64 MiB of slack before and behind, and no page of all that is unmapped: memory of its own where some
     was mapped, everywhere else aliases of scratch memory that no other window has. Which aliases show the same bytes is
     the device's choice. A launch names a window or a part of it by a `Region` of host memory.
 
@@ -230,16 +231,18 @@ class AddressWindows(Protocol):
     def available(self) -> bool:
         """Whether the device has windows, with memory of the device and of the host."""
 
-    def open_window(self, scratch_bytes: int) -> AddressWindow:
+    def open_window(self, scratch_bytes: int, size_bytes: int = WINDOW_BYTES) -> AddressWindow:
         """Return a window that is nothing but aliases of zeroed scratch memory.
 
         Args:
             scratch_bytes: of the scratch chunk, rounded to a power of two from 2 MiB to 64 MiB; larger ones take
-                fewer mappings. A device may take more.
+                fewer mappings. A device may take more, and windows of more than 4 GiB have 64 MiB.
+            size_bytes: a power of two, from 4 GiB to 128 GiB.
 
         Raises:
             QuotaExceeded: there is no memory for it.
             LaunchRefused: the device has no windows, or no addresses left.
+            InvalidArgs: another size.
         """
 
     def close_window(self, window: AddressWindow) -> None:

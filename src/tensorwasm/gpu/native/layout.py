@@ -29,8 +29,8 @@ GRAPH_ROWS: Final = 32
 MAX_ARGS: Final = 128
 MAX_ARGV_BYTES: Final = 4096
 WAIT_PARAMS: Final = 16
-LAUNCH_WORDS: Final = 7
-"""Of the last parameter of a guarded kernel (`tensorwasm.ptx.guarded`)."""
+LAUNCH_WORDS: Final = 8
+"""Of the last parameter of a wide guarded kernel (`tensorwasm.ptx.guarded`); a narrow one reads 7 of them."""
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16
 CLEAR_ROWS: Final = 4
@@ -207,6 +207,7 @@ class SessionLayout(ctypes.Structure):
         loaded: the rows of their offers.
         visited: 1 while compiled code has made the guest's sandbox and will end it.
         window_at: the session's window, 0 without a guard.
+        window_mask: of it (`tensorwasm.gpu.device.address_windows.window_mask`).
         flag_at, status_at: the session's stop word (`tensorwasm.gpu.resources.stop_words`).
         timer_offset: of the device (`Device.timer_offset_ns`), modulo 2**64.
         clearing: after compiled code has told the device, on stream 0, to clear the rows of ``clear``, until it was
@@ -244,6 +245,7 @@ class SessionLayout(ctypes.Structure):
         ("loaded", _u64 * LOAD_ROWS),
         ("visited", _u64),
         ("window_at", _u64),
+        ("window_mask", _u64),
         ("flag_at", _u64),
         ("status_at", _u64),
         ("timer_offset", _u64),

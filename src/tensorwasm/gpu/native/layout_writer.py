@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Final
 
+from tensorwasm.gpu.device.address_windows import window_mask
 from tensorwasm.gpu.native.layout import (
     BUFFER_ROWS,
     CLEAR_ROWS,
@@ -135,9 +136,10 @@ class SessionLayoutWriter:
         self.words[_AT.reach_at] = region.address if region else 0
         self.words[_AT.reach_bytes] = region.size_bytes if region else 0
 
-    def show_guard(self, window: int, flag: int, status: int) -> None:
+    def show_guard(self, window: int, window_bytes: int, flag: int, status: int) -> None:
         """Set the session's window and the addresses of its stop word."""
-        self.words[_AT.window_at], self.words[_AT.flag_at], self.words[_AT.status_at] = window, flag, status
+        self.words[_AT.window_at], self.words[_AT.window_mask] = window, window_mask(window_bytes)
+        self.words[_AT.flag_at], self.words[_AT.status_at] = flag, status
 
     def show_timer(self, offset_ns: int) -> None:
         """Set what the device's clock is beyond the monotonic one."""
@@ -294,6 +296,6 @@ _WIPED: Final = tuple(
         *("armed", "driver", "placed", "pending", "most_pending", "reach_at", "reach_bytes"),
         *("stage_at", "stage_bytes", "stage_view", "stage_used", "staged", "stage_left"),
         *("next_kernel", "budget", "loads", "loaded_bytes"),
-        *("window_at", "flag_at", "status_at", "clearing"),
+        *("window_at", "window_mask", "flag_at", "status_at", "clearing"),
     )
 )

@@ -19,7 +19,7 @@ from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
 from tensorwasm.gpu.resources.kernel_store import KernelStore, StoredKernel, decode, encode, name_of
-from tensorwasm.ptx.guarded import LAUNCH, LAUNCH_BYTES
+from tensorwasm.ptx.guarded import LAUNCH, Width
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
 from tensorwasm.values import MIB, Deadline, KernelParam, KernelSignature
@@ -34,8 +34,8 @@ MAX_DRAFT_BYTES: Final = 256 << 10
 _CHARGED_SPACES: Final = frozenset({"global", "const"})
 
 Architecture = tuple[int, int]
-Key = tuple[str, bytes, str, Architecture]
-"""Tenant, digest of the text, entry, architecture."""
+Key = tuple[str, bytes, str, Architecture, Width]
+"""Tenant, digest of the text, entry, architecture, and the windows that it is guarded for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class KernelCache:
                 return draft
         if (kept := self._find_stored(key, text)) is not None:
             return kept
-        _, _, entry, architecture = key
+        _, _, entry, architecture, _ = key
         # A guarded text may name an older ISA than the guest's: the verifier reads each of its instructions anyway.
         variants, isa = ptx.parse_variants(text, deadline), self._device.info.ptx_version
         chosen = ptx.select(variants, architecture, isa, lower=self._guarded)
@@ -207,7 +207,7 @@ class KernelCache:
         return draft
 
     def _guard(self, key: Key, module: Module, signature: KernelSignature, text: bytes, deadline: Deadline) -> Draft:
-        written, kernel = guard_kernel(module, self._device.shared_base, deadline)
+        written, kernel = guard_kernel(module, self._device.shared_base, deadline, key[-1])
         signature = _guarded_signature(signature, kernel)
         writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
         compiled, image = self._device.assemble(written, deadline), None
@@ -237,9 +237,9 @@ class KernelCache:
         return kernel if kernel.private else self._share(kernel)
 
     def _load(self, draft: Draft, deadline: Deadline, output: KernelOutput | None) -> LoadedModule:
-        if draft.image is not None:
+        if draft.image is not None and draft.guarded is not None:
             # The image's kernel has one parameter more than the program's.
-            params = (*draft.signature.params, KernelParam(LAUNCH, LAUNCH_BYTES, 8, scalar=False))
+            params = (*draft.signature.params, KernelParam(LAUNCH, draft.guarded.launch_bytes, 8, scalar=False))
             return self._device.load_image(draft.image, replace(draft.signature, params=params))
         if draft.module is None:
             raise InternalError("a kernel was kept without its image")

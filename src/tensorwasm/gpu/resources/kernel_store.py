@@ -66,7 +66,7 @@ def name_of(key: tuple[object, ...], info: DeviceInfo, assembler: str) -> bytes:
     """Return the name of a kernel: a hash of all that its image and its admission depend on.
 
     Args:
-        key: of the kernel in the cache: tenant, text, entry and architecture.
+        key: of the kernel in the cache: tenant, text, entry, architecture and width.
         info: the device.
         assembler: which compiler makes the image (`Device.assembler`).
     """

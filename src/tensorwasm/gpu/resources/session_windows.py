@@ -13,20 +13,21 @@ from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from tensorwasm.errors import InternalError, QuotaExceeded
-from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WINDOW_BYTES
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WINDOW_BYTES, scratch_chunk
 from tensorwasm.gpu.device.port import Device, attempt
 from tensorwasm.gpu.device.protocols import AddressWindow, Event, Stream, UnifiedMemory
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.resources.stop_words import StopWord, StopWords
-from tensorwasm.gpu.resources.window_heap import MappedBytes, WindowHeap, idle
+from tensorwasm.gpu.resources.window_heap import MappedBytes, WindowHeap, idle, window_width
 from tensorwasm.gpu.resources.window_memory import MAX_BYTES, WindowMemory
 from tensorwasm.gpu.staging import Slot
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.values import MIB, Deadline, Region
 
 SCRATCH_BYTES: Final = 8 * MIB
-"""Of each window: with 2 MiB more it takes 10 MiB of device memory, and opens in 13 ms on an H200."""
+"""Of each window of 4 GiB: with 2 MiB more it takes 10 MiB of device memory, and opens in 13 ms on an H200."""
 STAGE_AT: Final = 32 * MIB
 STAGE_BYTES: Final = 2 * MIB
 """The staging slot: memory of the host at this offset of every window."""
@@ -46,6 +47,7 @@ class TenantMemory(NamedTuple):
     account: Account
     heap: WindowHeap
     memory: Suballocator
+    variables: Suballocator
 
 
 class SessionWindow:
@@ -58,6 +60,7 @@ class SessionWindow:
         tenant: whose sessions use it.
         heap: device memory of the tenant in it.
         memory: what buffers are cut from.
+        variables: what variables of modules are cut from.
         regions: all that guarded kernels may touch.
         cleared: reached when the clearing that was started has ended; None from the start.
         soiled: whether kernels may have written what no clearing was started for.
@@ -65,7 +68,7 @@ class SessionWindow:
 
     __slots__ = (
         *("_account", "_grown", "_linear", "_opened", "_owner", "_scratch", "_users", "cleared", "heap"),
-        *("memory", "regions", "slot", "soiled", "stop", "tenant", "window"),
+        *("memory", "regions", "slot", "soiled", "stop", "tenant", "variables", "window"),
     )
 
     def __init__(
@@ -88,18 +91,19 @@ class SessionWindow:
         self._users = 0
         self._opened = self.soiled = False
         self.cleared: Event | None = None
-        whole = Region(window.address - SLACK_BYTES, WINDOW_BYTES + 2 * SLACK_BYTES, host=True)
+        whole = Region(window.address - SLACK_BYTES, window.size_bytes + 2 * SLACK_BYTES, host=True)
         self.regions = (whole, *stop.regions)
 
     def hand_over(self, memory: TenantMemory) -> None:
         """Make the window a tenant's, with device memory of its own."""
-        self.tenant, self._account, self.heap, self.memory = memory
+        self.tenant, self._account, self.heap, self.memory, self.variables = memory
         self.heap.spare = self._spare
 
     def _spare(self) -> None:
         """Give up addresses that are only kept for later."""
         self.drop_memory()
         self.memory.trim()
+        self.variables.trim()
 
     @property
     def address(self) -> int:
@@ -112,6 +116,21 @@ class SessionWindow:
         if not self._scratch or self._linear is not None or self._grown is not None or self.heap.mapped_parts():
             return []
         return [*self._scratch, (self.window.address + STAGE_AT, STAGE_BYTES)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Addresses that it has."""
+        return self.window.size_bytes
+
+    @property
+    def width(self) -> Width:
+        """Which kernels the session has."""
+        return window_width(self.size_bytes)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Device memory that it takes while no session has it, or a little more."""
+        return scratch_chunk(SCRATCH_BYTES, self.size_bytes) + 2 * GRANULE_BYTES
 
     def grow_slot(self, size_bytes: int) -> None:
         """Replace the slot, which nothing in flight reaches, by one that is large enough.
@@ -220,8 +239,8 @@ class SessionWindows:
         self._drop_session = drop_session
         self._windows = device.windows
         self.stops = StopWords(device)
-        each_bytes = SCRATCH_BYTES + 2 * GRANULE_BYTES
-        self._most_idle = max(_LEAST_IDLE, device.info.memory_bytes // _IDLE_SHARE // each_bytes)
+        least_bytes = _LEAST_IDLE * (SCRATCH_BYTES + 2 * GRANULE_BYTES)
+        self._most_idle_bytes = max(least_bytes, device.info.memory_bytes // _IDLE_SHARE)
         self._lock = threading.Lock()
         self._idle: list[SessionWindow] = []
         self._mapped: dict[str, MappedBytes] = {}
@@ -233,18 +252,18 @@ class SessionWindows:
         """Windows that no session has."""
         return len(self._idle)
 
-    def take(self, tenant: str, account: Account) -> SessionWindow:
-        """Return a window with nothing of an earlier session in it, the tenant's own last one if there is one.
+    def take(self, tenant: str, account: Account, size_bytes: int = WINDOW_BYTES) -> SessionWindow:
+        """Return a window of a size with nothing of an earlier session in it, if possible the tenant's own last one.
 
         Raises:
             QuotaExceeded: there is no memory for another one.
             LaunchRefused: the device has no windows.
         """
-        taken = self._choose(tenant)
+        taken = self._choose(tenant, size_bytes)
         if taken is not None and taken.tenant != tenant and self._hand_over(taken, tenant, account):
             taken = None
         if taken is None:
-            taken = self._open(tenant, account)
+            taken = self._open(tenant, account, size_bytes)
         taken.begin()
         return taken
 
@@ -259,7 +278,8 @@ class SessionWindows:
         """
         failures = attempt(window.shrink_slot) or ([] if self._closed else attempt(self._clean, window))
         with self._lock:
-            kept = not failures and not self._closed and len(self._idle) < self._most_idle
+            room_bytes = self._most_idle_bytes - sum(each.idle_bytes for each in self._idle)
+            kept = not failures and not self._closed and window.idle_bytes <= room_bytes
             if kept:
                 self._idle.append(window)
         if kept:
@@ -288,11 +308,14 @@ class SessionWindows:
             failures += attempt(self._device.close_stream, clearing)
         return failures + self.stops.close()
 
-    def _choose(self, tenant: str) -> SessionWindow | None:
-        """Take an idle window: the tenant's own last one, else the one that is idle for longest."""
+    def _choose(self, tenant: str, size_bytes: int) -> SessionWindow | None:
+        """Take an idle window of a size: the tenant's own last one, else the one that is idle for longest."""
         with self._lock:
-            own = [at for at, window in enumerate(self._idle) if window.tenant == tenant]
-            window = self._idle.pop(own[-1] if own else 0) if self._idle else None
+            fitting = [window for window in self._idle if window.size_bytes == size_bytes]
+            own = [window for window in fitting if window.tenant == tenant]
+            window = own[-1] if own else fitting[0] if fitting else None
+            if window is not None:
+                self._idle.remove(window)
         if window is not None and attempt(self._await_clearing, window):
             with self._lock:
                 self._idle.append(window)  # the GPU is busy: later
@@ -302,10 +325,10 @@ class SessionWindows:
             return None
         return window
 
-    def _open(self, tenant: str, account: Account) -> SessionWindow:
+    def _open(self, tenant: str, account: Account, size_bytes: int) -> SessionWindow:
         while True:
             try:
-                window = self._windows.open_window(SCRATCH_BYTES)
+                window = self._windows.open_window(SCRATCH_BYTES, size_bytes)
                 break
             except QuotaExceeded:
                 if not self.trim():
@@ -324,21 +347,24 @@ class SessionWindows:
         failures = attempt(self._release_memory, window)
         if failures:
             return failures + self._close(window)
-        window.heap.mapped.join(-1)
+        window.heap.mapped.join(-window.heap.parts)
         window.hand_over(self._memory(window.window, tenant, account))
         return []
 
     def _memory(self, window: AddressWindow, tenant: str, account: Account) -> TenantMemory:
         with self._lock:
             mapped = self._mapped.setdefault(tenant, MappedBytes(account))
-        mapped.join(1)
         heap = WindowHeap(self._windows, window, mapped)
-        memory = Suballocator(heap, account, spare=self.trim, granule_bytes=GRANULE_BYTES)
-        return TenantMemory(tenant, account, heap, memory)
+        mapped.join(heap.parts)
+        memory = variables = Suballocator(heap, account, spare=self.trim, granule_bytes=GRANULE_BYTES)
+        if heap.variables is not None:
+            variables = Suballocator(heap.variables, account, spare=self.trim, granule_bytes=GRANULE_BYTES)
+        return TenantMemory(tenant, account, heap, memory, variables)
 
     def _release_memory(self, window: SessionWindow) -> None:
         window.drop_memory()
         window.memory.close()
+        window.variables.close()
         if window.heap.held_bytes:
             raise InternalError("the device has kept memory of a window")
 
@@ -373,6 +399,6 @@ class SessionWindows:
             failures += attempt(self._device.events.close_event, window.cleared)
         failures += attempt(self._release_memory, window)
         window.heap.mapped.remove(window.heap.held_bytes)
-        window.heap.mapped.join(-1)
+        window.heap.mapped.join(-window.heap.parts)
         failures += attempt(self._windows.close_window, window.window)
         return failures + attempt(self.stops.give, window.stop)

@@ -14,9 +14,9 @@ from tensorwasm.gpu.device.address_windows import GRANULE_BYTES
 from tensorwasm.gpu.device.protocols import Stream, UnifiedMemory
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
-from tensorwasm.gpu.resources.window_heap import WindowHeap
+from tensorwasm.gpu.resources.window_heap import HOST_BYTES, WindowHeap
 
-MAX_BYTES: Final = 2 << 30
+MAX_BYTES: Final = HOST_BYTES
 """Most that it may grow to: the rest of a window is for device memory."""
 _KEPT_BYTES: Final = 2 * GRANULE_BYTES
 """What stays mapped for the next guest."""

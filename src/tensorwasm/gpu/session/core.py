@@ -24,6 +24,7 @@ from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
+from tensorwasm.gpu.resources.window_heap import window_bytes
 from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
@@ -96,7 +97,7 @@ class SessionCore:
         self.tenancy = tenancy = resources.tenancy(tenant)
         self.window = window = None
         if resources.windows is not None:
-            self.window = window = resources.windows.take(tenant, tenancy.account)
+            self.window = window = resources.windows.take(tenant, tenancy.account, self.window_bytes)
         try:
             self._open(tenancy, architecture, memory_kind, layout)
         except BaseException:
@@ -113,14 +114,13 @@ class SessionCore:
     ) -> None:
         resources, device, limits, window = self.resources, self.device, self.limits, self.window
         self.layout = writer = SessionLayoutWriter(layout, resources.driver_at() if layout is not None else 0)
-        memory = tenancy.suballocator if window is None else window.memory
         self.table = table = ResourceTable(
-            resources, tenancy, memory, limits, writer, architecture or device.info.compute_capability
+            resources, tenancy, window, limits, writer, architecture or device.info.compute_capability
         )
         self.work = work = SessionWork(resources, writer, self.reachable, limits.streams, window, tenancy.tenant)
         if window is not None:
             window.heap.settle = self._settle
-            writer.show_guard(window.address, window.stop.flag_at, window.stop.status_at)
+            writer.show_guard(window.address, window.size_bytes, window.stop.flag_at, window.stop.status_at)
             writer.show_timer(device.timer_offset_ns)
             writer.show_clear(window.clear_ranges)
         idle = IdleCheck(device, work.streams, writer)
@@ -132,6 +132,11 @@ class SessionCore:
         self.failure: BaseException | None = None
         self.closed = self.used = False
         self.refused = self.launched = self.staged = self.replayed = 0
+
+    @property
+    def window_bytes(self) -> int:
+        """Size of the window that the session would have if it were opened now: for what it may hold."""
+        return window_bytes(min(self.tenancy.account.max_bytes, self.limits.device_bytes))
 
     def reachable(self) -> Sequence[Region]:
         """Return what the session's kernels may touch."""
@@ -159,6 +164,7 @@ class SessionCore:
             0 if deadline is None else first_look(deadline_ns, offset_ns),
             shared_bytes,
             config.shared_bytes,
+            window.size_bytes if guarded.verified.width == "wide" else 0,
         )
         return replace(config, shared_bytes=shared_bytes), (*values, parameter)
 

@@ -312,13 +312,15 @@ class Session:
     def resume(self) -> bool:
         """Return whether a pooled session is the caller's, and as good as one that is opened now.
 
-        If not, it is to be closed: its tenant or its device is gone, or it has been closed already.
+        If not, it is to be closed: its tenant or its device is gone, it has been closed already, or its tenant has
+        another cap, for which a window has another size.
         """
         core = self._core
         taken = core.resources.session_pool.take(self)
         if taken and core.window is not None:
             core.layout.show_timer(core.device.timer_offset_ns)
             taken = bool(core.layout.clearing) or self._is_cleared()  # compiled code looks whether it has ended
+            taken = taken and core.window.size_bytes == core.window_bytes
         return taken and core.tenancy.account.registered and core.device.native.usable
 
     def await_clearing(self) -> bool:

@@ -15,12 +15,13 @@ from tensorwasm.gpu.device.arguments import RegionTable
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.device.port import KernelOutput, attempt
 from tensorwasm.gpu.limits.accounts import Reservation
-from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, KernelImage
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.resources.kernel_cache import KernelCache, SharedKernel, digest
+from tensorwasm.gpu.resources.session_windows import SessionWindow
 from tensorwasm.gpu.state.numbered import Numbered
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.values import NEVER, Deadline, Region
 
 MAX_OFFER_BYTES: Final = 64 << 10
@@ -119,7 +120,7 @@ class ResourceTable:
 
     Args:
         tenancy: the tenant that is charged.
-        memory: what buffers are cut from.
+        window: of guarded kernels; buffers and variables of modules are cut from its memory.
         layout: shows buffers and kernels to compiled code.
         architecture: that PTX is chosen for.
 
@@ -133,7 +134,7 @@ class ResourceTable:
         self,
         resources: DeviceResources,
         tenancy: TenantResources,
-        memory: Suballocator,
+        window: SessionWindow | None,
         limits: SessionLimits,
         layout: SessionLayoutWriter,
         architecture: tuple[int, int],
@@ -145,7 +146,9 @@ class ResourceTable:
         self.device_bytes = self.ptx_bytes = 0
         self._resources = resources
         self._tenancy = tenancy
-        self._memory = memory
+        self._memory = tenancy.suballocator if window is None else window.memory
+        self._variables = self._memory if window is None else window.variables
+        self._width: Width = "narrow" if window is None else window.width
         self._limits = limits
         self._layout = layout
         self._architecture = architecture
@@ -269,7 +272,7 @@ class ResourceTable:
     def _acquire(self, text: bytes, entry: str, deadline: Deadline) -> HeldKernel:
         """Take a kernel from the cache, or load and charge it."""
         cache = self._resources.kernels
-        key = self._tenancy.tenant, digest(text), entry, self._architecture
+        key = self._tenancy.tenant, digest(text), entry, self._architecture, self._width
         shared = cache.find(key)
         if shared is not None:
             return self._with_data(shared, deadline)
@@ -288,7 +291,7 @@ class ResourceTable:
             return HeldKernel(shared)
         try:
             self._check_bytes(shared.device_bytes)
-            data = self._memory.allocate(shared.device_bytes)
+            data = self._variables.allocate(shared.device_bytes)
         except BaseException:
             self._resources.kernels.release(shared)
             raise
@@ -311,7 +314,7 @@ class ResourceTable:
         if kernel.reservation is not None:
             kernel.reservation.release()
         if kernel.data is not None:
-            failures += attempt(self._memory.free, kernel.data)
+            failures += attempt(self._variables.free, kernel.data)
 
     def _allow_loads(self) -> None:
         """Let compiled code load as many of the offered kernels as are within every limit."""

@@ -161,7 +161,7 @@ LIMITS: Final = (
     Limit("MAX_KERNEL_ARGS_BYTES", MAX_KERNEL_ARGS_BYTES, "bytes", "argument records of a launch", _ARGS),
     Limit("MAX_DEVICE_ALLOC_BYTES", _SESSION.allocation_bytes, "bytes", "one device buffer", _QUOTA),
     Limit("MAX_DEVICE_ALLOCS_PER_INSTANCE", _SESSION.allocations, "count", "device buffers of an instance", _QUOTA),
-    Limit("MAX_TOTAL_DEVICE_BYTES", _SESSION.device_bytes, "bytes", "device memory of an instance", _QUOTA),
+    Limit("MAX_TOTAL_DEVICE_BYTES", _SESSION.device_bytes, "bytes", "device memory of an instance by default", _QUOTA),
     Limit("MAX_PROCESS_DEVICE_BYTES", gpu.MAX_PROCESS_DEVICE_BYTES, "bytes", "device memory of a process", _QUOTA),
     Limit("MAX_PROCESS_DEVICE_ALLOCS", gpu.MAX_PROCESS_ALLOCATIONS, "count", "device buffers of a process", _QUOTA),
     Limit("MAX_CONCURRENT_GPU_OPS", gpu.MAX_CONCURRENT_OPERATIONS, "count", "launches in flight in a process", _QUOTA),

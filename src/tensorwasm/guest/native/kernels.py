@@ -223,6 +223,7 @@ def put_launch_parameter(env: int, session: int, head: int, data: int, asked: in
     store_u64(place + uint64(4) * WORD, look_ns)
     store_u64(place + uint64(5) * WORD, total_shared(head, asked))
     store_u64(place + uint64(6) * WORD, asked)
+    store_u64(place + uint64(7) * WORD, load_u64(session + SESSION.window_mask))
     store_u64(scratch + SCRATCH.pointers + load_u64(head + HEAD.param_count) * WORD, place)
 
 

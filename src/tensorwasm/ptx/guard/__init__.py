@@ -25,7 +25,7 @@ from tensorwasm.ptx.guarded import (
     CONST,
     FAMILIES,
     LAUNCH,
-    LAUNCH_PARAM,
+    LAUNCH_PARAMS,
     LEAST_VERSION,
     LOCAL,
     MAX_ACCESS_BYTES,
@@ -35,6 +35,7 @@ from tensorwasm.ptx.guarded import (
     SHARED_BASE,
     TRAP,
     Arrays,
+    Width,
 )
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.templates import checks_late, program_registers, prologue, time_check
@@ -71,13 +72,16 @@ class Guarded:
     data: DataImage
 
 
-def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER) -> Guarded:
+def guard(
+    module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER, width: Width = "narrow"
+) -> Guarded:
     """Rewrite a module of one kernel, as `tensorwasm.ptx.extract` returns it.
 
     Args:
         module: what the kernel reaches; nothing else.
         shared_base: address of the first variable in shared memory.
         deadline: when to stop.
+        width: of the windows that it is for.
 
     Raises:
         UnsupportedPtx: a form that cannot be confined, by its name and line.
@@ -98,7 +102,7 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
         widen_masks(flat, watch)
     flats = _callers_first(flats, watch)
     places = place_variables(module.variables(), flats, numbers.numbers, watch)
-    context = _context(module, flats, places, shared_base)
+    context = _context(module, flats, places, shared_base, width)
     lowered = [lower(flat, context, watch) for flat in flats]
     params = _pointer_aligns(module, bodies, deadline)
     written = [
@@ -110,7 +114,7 @@ def guard(module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = N
     costs: dict[str, int] = {}
     made: list[Function] = []
     for flat, body in reversed(list(zip(flats, written, strict=True))):
-        made.append(_assemble(flat, body, arrays, shared_base, costs, params, watch))
+        made.append(_assemble(flat, body, replace(context, arrays=arrays), costs, params, watch))
     items: list[Function | Variable | Directive] = [*_module_variables(arrays, places), *made]
     kept = tuple(word for word in module.target if word.startswith("sm_"))
     return Guarded(
@@ -143,7 +147,7 @@ def _callers_first(flats: list[FlatFunction], watch: Watch) -> list[FlatFunction
     return ordered[::-1]
 
 
-def _context(module: Module, flats: list[FlatFunction], places: VariableMap, shared_base: int) -> Context:
+def _context(module: Module, flats: list[FlatFunction], places: VariableMap, shared_base: int, width: Width) -> Context:
     converted: set[str] = set()
     spaces: set[str] = set()
     for flat in flats:
@@ -159,7 +163,7 @@ def _context(module: Module, flats: list[FlatFunction], places: VariableMap, sha
     arrays = Arrays(shared_bytes, places.dynamic, 0, places.local_bytes, places.const_bytes)
     functions = {each.name: each for each in module.functions()}
     generic = tuple(space for space in ("shared", "local") if space in converted)
-    return Context(places, functions, arrays, shared_base, generic)
+    return Context(places, functions, arrays, shared_base, generic, width)
 
 
 def _arrays(places: VariableMap, context: Context, written: list[Fenced]) -> Arrays:
@@ -194,14 +198,13 @@ def _pointer_aligns(module: Module, bodies: list[Function], deadline: Deadline) 
 def _assemble(
     flat: FlatFunction,
     body: Fenced,
-    arrays: Arrays,
-    shared_base: int,
+    context: Context,
     costs: dict[str, int],
     aligns: dict[str, int],
     watch: Watch,
 ) -> Function:
     """Return a function of its parts, and note its cost."""
-    function = flat.function
+    function, arrays, width = flat.function, context.arrays, context.width
     if not _ends(body.body):  # what stands behind is the guard's
         body.body.append(Instruction("ret"))
     charged, polled = _charged(flat, body, costs, watch)
@@ -209,7 +212,7 @@ def _assemble(
         quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
         charged.body[quick:quick] = time_check()
     statements = add_presence(charged.body)
-    head: list[Statement] = [*program_registers(flat.registers), *REGISTERS]
+    head: list[Statement] = [*program_registers(flat.registers), *REGISTERS[width]]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}
     head += [Variable("reg", kind, each, count=counts[each]) for each, kind in FAMILIES.items() if counts[each]]
     if function.entry and arrays.local_bytes:
@@ -221,15 +224,16 @@ def _assemble(
         entry=function.entry,
         polled=polled,
         arrays=arrays,
-        shared_base=shared_base,
+        shared_base=context.shared_base,
+        width=width,
     )
-    looks = look(arrays, shared_base) if function.entry else ()
+    looks = look(arrays, context.shared_base) if function.entry else ()
     end = epilogue(charged.polls, looks=looks, stops=polled, traps=_traps(statements))
     linkage = ("visible",) if function.entry else ()
     return Function(
         function.entry,
         function.name,
-        (*(_aligned(param, aligns) if function.entry else param for param in function.params), LAUNCH_PARAM),
+        (*(_aligned(param, aligns) if function.entry else param for param in function.params), LAUNCH_PARAMS[width]),
         function.returns,
         linkage,
         _kept_directives(function),

@@ -21,12 +21,14 @@ from tensorwasm.ptx.guard.known_values import known_values
 from tensorwasm.ptx.guard.lower import Context, Lowered
 from tensorwasm.ptx.guard.registers import is_register, register_width, written
 from tensorwasm.ptx.guarded import (
+    AND_OR,
     CONST,
     CONSTS,
     DATA,
     FRAME,
     HIGH,
     LOCAL,
+    MASK,
     MAX_ACCESS_BYTES,
     MAX_DISPLACEMENT_BYTES,
     SHARED,
@@ -102,7 +104,7 @@ class _Fences:
         self._lowered = lowered
         self._context = context
         self._aligned = aligned
-        self._made = Fenced(counts={**dict.fromkeys("asomc", 0), "l": 0, "i": lowered.indices})
+        self._made = Fenced(counts={**dict.fromkeys("asomclhw", 0), "i": lowered.indices})
         self._out = self._made.body
         self._twins: dict[_Fence, Name] = {}
         self._of: dict[str, list[_Fence]] = {}
@@ -291,8 +293,11 @@ class _Fences:
     def _compute(self, wanted: _Fence) -> None:
         """Write the twin of a register that has just been written."""
         base, space, align, added = wanted
-        low, twin = base, self._twins[wanted]
-        if register_width(base) == 64:
+        low, high, twin = base, HIGH, self._twins[wanted]
+        if register_width(base) == 64 and space == "global" and self._context.width == "wide":
+            low, high = self._halves(base, added)
+            added = 0
+        elif register_width(base) == 64:
             low = self._new("l")
             self._emit("cvt.u32.u64", low, base)
         elif register_width(base) != 32:
@@ -301,12 +306,23 @@ class _Fences:
             total = self._new("l")
             self._emit("add.u32", total, low, Int(added & 0xFFFFFFFF))
             low = total
-        self._fence(twin, low, space, align)
+        self._fence(twin, low, space, align, high)
 
-    def _fence(self, twin: Name, low: Name, space: str, align: int) -> None:
+    def _halves(self, base: Name, added: int) -> tuple[Name, Name]:
+        """Return the low half of an address, and the high half confined to a wide window."""
+        if added:
+            total = self._new("w")
+            self._emit("add.s64", total, base, Int(added))
+            base = total
+        low, high, made = self._new("l"), self._new("l"), self._new("h")
+        self._emit("mov.b64", Vector((low, high)), base)
+        self._emit("lop3.b32", made, high, MASK, HIGH, Int(AND_OR))
+        return low, made
+
+    def _fence(self, twin: Name, low: Name, space: str, align: int, high: Name = HIGH) -> None:
         places, arrays = self._context.places, self._context.arrays
         if space == "global":
-            self._emit("mov.b64", twin, Vector((self._cleared(low, align), HIGH)))
+            self._emit("mov.b64", twin, Vector((self._cleared(low, align), high)))
         elif space == "shared":
             whole = places.shared_bytes
             if self._masks_shared():

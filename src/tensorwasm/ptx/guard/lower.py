@@ -18,7 +18,7 @@ from tensorwasm.ptx.guard.arrays import Place, VariableMap
 from tensorwasm.ptx.guard.flat import FlatFunction
 from tensorwasm.ptx.guard.registers import is_register
 from tensorwasm.ptx.guard.taint import tainted
-from tensorwasm.ptx.guarded import DATA, FRAME, HIGH, INDEX, LAUNCH_DYNAMIC, PASSED, TRAP, Arrays
+from tensorwasm.ptx.guarded import DATA, FRAME, HIGH, INDEX, LAUNCH_DYNAMIC, PASSED, TRAP, Arrays, Width
 from tensorwasm.ptx.layout import address_spaces
 from tensorwasm.ptx.model import (
     Address,
@@ -80,6 +80,7 @@ class Context:
         arrays: as known before the accesses are: neither size of static shared memory nor reserve.
         shared_base: address of the array in shared memory.
         generic_spaces: state spaces, other than global memory, that generic addresses are made of.
+        width: of the kernel.
     """
 
     places: VariableMap
@@ -87,6 +88,7 @@ class Context:
     arrays: Arrays
     shared_base: int
     generic_spaces: tuple[str, ...]
+    width: Width
 
 
 @dataclass(slots=True)
@@ -337,7 +339,7 @@ class _Lowering:
         self._fill(given)
         name = f"{PASSED}{self.made.calls}"
         self.made.calls += 1
-        self.out.extend(hand_over(name, self._context.arrays))
+        self.out.extend(hand_over(name, self._context.arrays, self._context.width))
         arguments = Arguments((*given, Name(name)))
         operands = (Arguments(taken), callee, arguments) if taken else (callee, arguments)
         self.out.append(_guarded(Instruction("call", (), operands), statement))

@@ -6,6 +6,7 @@ Names and numbers are in `tensorwasm.ptx.guarded`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tensorwasm.ptx.guarded import (
@@ -21,18 +22,20 @@ from tensorwasm.ptx.guarded import (
     GO,
     HIGH,
     LAUNCH,
-    LAUNCH_BYTES,
     LAUNCH_DATA,
     LAUNCH_DEADLINE,
     LAUNCH_DYNAMIC,
     LAUNCH_FRAME,
     LAUNCH_HIGH,
     LAUNCH_LOOK,
+    LAUNCH_MASK,
+    LAUNCH_PARAMS,
     LAUNCH_SHARED,
     LAUNCH_ZERO,
     LIMIT,
     LOCAL,
     LOOK,
+    MASK,
     NOW,
     PROGRAM_FAMILIES,
     SEEN,
@@ -47,6 +50,7 @@ from tensorwasm.ptx.guarded import (
     WORD,
     ZERO,
     Arrays,
+    Width,
 )
 from tensorwasm.ptx.layout import variable_align, variable_bytes
 from tensorwasm.ptx.model import (
@@ -85,6 +89,7 @@ def prologue(
     polled: bool,
     arrays: Arrays,
     shared_base: int,
+    width: Width,
 ) -> list[Statement]:
     """Return how the body of a guarded function begins: clear registers and memory, and check the time.
 
@@ -98,14 +103,13 @@ def prologue(
         polled: whether the clock is read: by kernels, and by functions whose work has no small bound.
         arrays: of the kernel.
         shared_base: address of the array in shared memory.
+        width: of the kernel.
     """
     made: list[Statement] = [
         _clear(bits, f"{PROGRAM_FAMILIES[bits]}{at}") for bits, count in registers.items() for at in range(count)
     ]
     made += [
-        instruction("ld.param.u32", HIGH, launch_field(LAUNCH_HIGH)),
-        instruction("ld.param.u32", DATA, launch_field(LAUNCH_DATA)),
-        instruction("ld.param.u32", ZERO, launch_field(LAUNCH_ZERO)),
+        *_launch_registers(width),
         instruction("mov.u32", FUEL_USED, Int(0)),
         instruction("mov.u32", FUEL_COMMON, Int(0)),
     ]
@@ -124,6 +128,13 @@ def prologue(
         word = "mov.b64" if FAMILIES[family] == "b64" else "mov.b32"
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
     return made + (_checked_shared(arrays, shared_base) if entry and not checks_late(arrays) else [])
+
+
+def _launch_registers(width: Width) -> list[Statement]:
+    """Return what loads the fields of the launch parameter that fences need."""
+    mask = {MASK: LAUNCH_MASK} if width == "wide" else {}
+    fields = {HIGH: LAUNCH_HIGH, **mask, DATA: LAUNCH_DATA, ZERO: LAUNCH_ZERO}
+    return [instruction("ld.param.u32", register, launch_field(offset)) for register, offset in fields.items()]
 
 
 def checks_late(arrays: Arrays) -> bool:
@@ -240,10 +251,11 @@ def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
     return made
 
 
-def hand_over(name: str, arrays: Arrays) -> list[Statement]:
+def hand_over(name: str, arrays: Arrays, width: Width) -> list[Statement]:
     """Return what stands before a call: the launch parameter of this function becomes the argument ``name``."""
-    made: list[Statement] = [Variable("param", "b8", name, align=8, shape=(LAUNCH_BYTES,))]
-    for at in (*range(0, LAUNCH_SHARED, 8), LAUNCH_DYNAMIC):  # the last with the field behind it
+    made: list[Statement] = [replace(LAUNCH_PARAMS[width], name=name)]
+    last = (LAUNCH_MASK,) if width == "wide" else ()
+    for at in (*range(0, LAUNCH_SHARED, 8), LAUNCH_DYNAMIC, *last):  # these two with the fields behind them
         made.append(instruction("ld.param.b64", NOW, launch_field(at)))
         made.append(instruction("st.param.b64", Address(Name(name), at), NOW))
     made.append(instruction("ld.param.b32", SEEN, launch_field(LAUNCH_SHARED)))

@@ -66,6 +66,8 @@ class _Confinement:
             self._indexed_branch(at, instruction)
         elif isinstance(target, Name) and target.name in read.reserved:
             self._fence(instruction, target)
+        elif isinstance(target, Vector) and self._is_split(instruction, target):
+            return
         elif instruction.opcode not in ("bra", "call"):
             self._listed(at, instruction)
 
@@ -104,6 +106,16 @@ class _Confinement:
         mixed = known != bound and _TOP in (known, bound)
         self._bounds[target.name] = _UNBOUNDED if mixed else max(known, bound)
 
+    def _is_split(self, instruction: Instruction, target: Vector) -> bool:
+        """Return whether an instruction divides an address into halves, registers that may hold anything."""
+        source = instruction.operands[-1]
+        whole = isinstance(source, Name) and (_family(source.name) == rules.WIDE_ANY or is_program_register(source))
+        halves = [each.name for each in target.elements if isinstance(each, Name) and each.component is None]
+        ours = [name for name in halves if name in self._read.reserved and _family(name) == rules.ANY]
+        form = (instruction.opcode, instruction.modifiers, len(instruction.operands), instruction.guard)
+        two = len(ours) == len(target.elements) == 2 and form == ("mov", ("b64",), 2, None)
+        return self._kernel.width == "wide" and whole and two
+
     def _fence_bound(self, family: str, instruction: Instruction) -> int | None:
         """Return the greatest value that a fence may give, None if the instruction is no fence of the family."""
         sources = instruction.operands[1:]
@@ -117,6 +129,12 @@ class _Confinement:
             case rules.ANY, "add.u32" | "and.b32", (Int(),):
                 bound = _UNBOUNDED
             case rules.ADDRESS, "mov.b64", ():
+                bound = _UNBOUNDED
+            case (rules.HIGH_HALF, "lop3.b32", (rules.MASK, rules.HIGH, Int(rules.AND_OR))) | (
+                rules.WIDE_ANY,
+                "add.s64",
+                (Int(),),
+            ):
                 bound = _UNBOUNDED
             case (rules.OFFSET, "and.b32" | "min.u32", (Int(value),)) | (rules.INDEX, "min.u32", (Int(value),)):
                 bound = value if 0 <= value < _MOST_BOUND else None
@@ -140,6 +158,9 @@ class _Confinement:
         match family, source:
             case rules.ADDRESS, Vector((Name() as low, rules.HIGH)):
                 return self._is_value(low)
+            case rules.ADDRESS, Vector((Name() as low, Name(name, None))):
+                wide = self._kernel.width == "wide" and name in self._read.reserved
+                return wide and _family(name) == rules.HIGH_HALF and self._is_value(low)
             case ((rules.LOCAL_ADDRESS | rules.CONST_ADDRESS | rules.ROW), Name(name)):
                 return _family(name) == rules.OFFSET
             case (rules.ANY, Int() | rules.DATA) | (rules.INDEX, Int()):

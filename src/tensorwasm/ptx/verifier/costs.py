@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
-from tensorwasm.ptx.guarded import FUEL
+from tensorwasm.ptx.guarded import FUEL, MASK
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Function, Instruction, Label, Name, Statement
 
@@ -59,7 +59,8 @@ def is_quick(statement: Statement) -> bool:
     """Return whether a statement is an instruction that takes hardly any time, and goes on behind itself."""
     if not isinstance(statement, Instruction):
         return False
-    return statement.opcode in _QUICK or (statement.opcode == "ld" and statement.modifiers[:1] == ("param",))
+    fence = statement.opcode == "lop3" and MASK in statement.operands  # of a wide kernel
+    return fence or statement.opcode in _QUICK or (statement.opcode == "ld" and statement.modifiers[:1] == ("param",))
 
 
 def sums(body: Sequence[Statement], functions: Mapping[str, int], turns: Mapping[int, int] | None = None) -> list[int]:

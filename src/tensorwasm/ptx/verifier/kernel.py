@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tensorwasm.errors import UnsupportedPtx
-from tensorwasm.ptx.guarded import Arrays
+from tensorwasm.ptx.guarded import Arrays, Width
 from tensorwasm.ptx.model import Function, Instruction, Name, Statement, Variable
 from tensorwasm.ptx.printer import render_instruction
 from tensorwasm.ptx.templates.polls import Poll
@@ -19,6 +19,7 @@ class KernelFacts:
     """What is known of a kernel.
 
     Attributes:
+        width: of its launch parameter; every function has the same.
         names: of all functions of the module.
         functions: that have been accepted, by name: those that later ones may call.
         costs: of these.
@@ -31,6 +32,7 @@ class KernelFacts:
     arrays: Arrays
     shared_base: int
     watch: Watch
+    width: Width
     names: frozenset[str]
     functions: dict[str, Function] = field(default_factory=dict)
     costs: dict[str, int] = field(default_factory=dict)

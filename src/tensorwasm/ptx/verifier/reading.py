@@ -41,6 +41,7 @@ def prologue(read: ReadFunction, kernel: KernelFacts, *, polled: bool) -> list[S
         polled=polled,
         arrays=kernel.arrays,
         shared_base=kernel.shared_base,
+        width=kernel.width,
     )
 
 
@@ -57,7 +58,9 @@ class _FunctionReader:
         self._body = list(function.body or ())
         self._present = False
         self._templates = (self._charge, self._payment, self._counted, self._call, self._agreement, self._check)
-        self.made.reserved.update(each.name for each in rules.REGISTERS)
+        self._registers = rules.REGISTERS[kernel.width]
+        self._launch = rules.LAUNCH_PARAMS[kernel.width]
+        self.made.reserved.update(each.name for each in self._registers)
         self.made.readable.update((rules.HIGH.name, rules.DATA.name))
         if kernel.arrays.local_bytes:
             self.made.readable.add(rules.FRAME.name)
@@ -70,7 +73,7 @@ class _FunctionReader:
         self._require_own(function.name, function)
         if function.body is None or function.linkage not in ((), ("visible",)):
             made.refuse("a declaration", function)
-        if function.params[-1:] != (rules.LAUNCH_PARAM,):
+        if function.params[-1:] != (self._launch,):
             made.refuse("the last parameter is not the launch's", function)
         for directive in function.directives:
             if directive.name not in _HEADER_DIRECTIVES:
@@ -82,7 +85,7 @@ class _FunctionReader:
             if not function.entry:
                 self._require_small(param)
             made.params[param.name] = param
-        made.params[rules.LAUNCH] = rules.LAUNCH_PARAM
+        made.params[rules.LAUNCH] = self._launch
 
     def _require_own(self, name: str, at: Statement | Function) -> None:
         if name.startswith((*rules.RESERVED, "%")):
@@ -99,9 +102,9 @@ class _FunctionReader:
             at += 1
             if variable.space == "local" and not made.function.entry:
                 made.refuse("local memory of a function", variable)
-            if variable.space == "reg" and variable not in rules.REGISTERS:
+            if variable.space == "reg" and variable not in self._registers:
                 self._family(variable)
-        missing = [each.name for each in rules.REGISTERS if each not in body[:at]]
+        missing = [each.name for each in self._registers if each not in body[:at]]
         if missing:
             made.refuse(f"no register {missing[0]}", made.function)
         return at
@@ -109,6 +112,8 @@ class _FunctionReader:
     def _family(self, variable: Variable) -> None:
         made, name, count = self.made, variable.name, variable.count or 0
         kind = rules.FAMILIES.get(name)
+        if name in rules.WIDE_FAMILIES and self._kernel.width != "wide":
+            made.refuse(f"the register {name}", variable)
         if kind is None:
             bits = _BITS.get(name, 0)
             kind = "pred" if bits == 1 else f"b{bits}"
@@ -330,7 +335,7 @@ class _FunctionReader:
         first = body[at]
         if not (isinstance(first, Variable) and first.name.startswith(rules.PASSED)):
             return 0
-        passing = templates.hand_over(first.name, self._kernel.arrays)
+        passing = templates.hand_over(first.name, self._kernel.arrays, self._kernel.width)
         end = at + len(passing)
         call = body[end] if end < len(body) else first
         if body[at:end] != passing or first.name in made.params or not isinstance(call, Instruction):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tensorwasm.errors import UnsupportedPtx
 from tensorwasm.ptx import guarded as rules
 from tensorwasm.ptx import templates
-from tensorwasm.ptx.guarded import Arrays
+from tensorwasm.ptx.guarded import Arrays, Width
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Directive, Function, Instruction, Int, Module, Variable
 from tensorwasm.ptx.parser import parse
@@ -46,6 +46,7 @@ class Verified:
         param_aligns: bytes that the value of each of the program's parameters is a multiple of.
         whole_rows: whether the rows of a block, along x, have to be whole warps, unless there is one row.
         whole_warps: whether a block has to be whole warps, for instructions that whole warps execute.
+        width: ``wide`` if the launch parameter says how large the window is, otherwise its first 4 GiB are all.
     """
 
     entry: str
@@ -54,6 +55,7 @@ class Verified:
     param_aligns: tuple[int, ...]
     whole_rows: bool
     whole_warps: bool
+    width: Width = "narrow"
 
     def takes(self, block: Dim3) -> bool:
         """Return whether a launch may have blocks of a size."""
@@ -85,11 +87,20 @@ def verify(text: str, shared_base: int = rules.SHARED_BASE, deadline: Deadline =
     if len(entries) != 1 or any(isinstance(item, Directive) for item in module.items):
         raise UnsupportedPtx("not verified: a guarded module has one kernel and no directives")
     entry, names = entries[0], frozenset(each.name for each in functions)
-    kernel = KernelFacts(_arrays(module, entry), shared_base, watch, names)
+    kernel = KernelFacts(_arrays(module, entry), shared_base, watch, _width(entry), names)
     for function in functions:
         _check_function(function, kernel)
     aligns = tuple(param.pointer[1] if param.pointer is not None else 1 for param in entry.params[:-1])
-    return Verified(entry.name, kernel.arrays, kernel.least_shared_bytes, aligns, kernel.whole_rows, kernel.whole_warps)
+    whole = kernel.whole_rows, kernel.whole_warps
+    return Verified(entry.name, kernel.arrays, kernel.least_shared_bytes, aligns, *whole, kernel.width)
+
+
+def _width(entry: Function) -> Width:
+    """Return which form the whole text has to have, by the launch parameter of the kernel."""
+    for width, param in rules.LAUNCH_PARAMS.items():
+        if entry.params[-1:] == (param,):
+            return width
+    raise UnsupportedPtx(f"not verified: the last parameter of {entry.name} is not the launch's", *entry.position)
 
 
 def _arrays(module: Module, entry: Function) -> Arrays:

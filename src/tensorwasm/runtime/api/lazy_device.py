@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from tensorwasm import settings
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
-from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES, SessionLimits
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, MAX_CAP_BYTES, Accounts
 from tensorwasm.gpu.opening import open_device, parse_choice
@@ -70,7 +71,8 @@ class LazyDevice:
                 accounts = Accounts()
                 accounts.register(DEFAULT_TENANT, self._gpu_bytes)
                 store = open_kernel_folder() if self._guarded else None
-                self._shared = SharedDevice(device, accounts, guarded=self._guarded, store=store)
+                limits = SessionLimits(device_bytes=settings.current().gpu_session_mib * MIB)
+                self._shared = SharedDevice(device, accounts, guarded=self._guarded, store=store, limits=limits)
             return self._shared
 
     def close(self) -> None:

@@ -57,7 +57,8 @@ class Runtime:
 
     Attributes:
         limits: what each sandbox may use.
-        gpu_bytes: device memory that the tenant ``default`` may hold, and other tenants without a cap of their own.
+        gpu_bytes: device memory that the tenant ``default`` may hold, and other tenants without a cap of their own. One
+            guest may hold as much of it as the setting TENSOR_WASM_GPU_SESSION says.
         warm: keeps warm sandboxes.
     """
 

@@ -13,12 +13,12 @@ from tensorwasm.errors import DeviceUnavailable, InvokeTimeout
 from tensorwasm.gpu.cuda import clock
 from tensorwasm.gpu.cuda.device import CudaDevice
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.device.limits import GUARDED_UNLOOKED_NS
+from tensorwasm.gpu.device.limits import GIB, GUARDED_UNLOOKED_NS, SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import LAUNCH_WORDS
 from tensorwasm.gpu.shared_device import SharedDevice
-from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LAUNCH_BYTES, STATUS_REQUEST
+from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LAUNCH_BYTES, STATUS_REQUEST, WIDE_LAUNCH_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
@@ -36,6 +36,7 @@ def shared(device, monkeypatch):
     accounts = Accounts(MemoryLedger())
     accounts.register("ann", 64 * MIB, 64 * MIB)
     accounts.register("bob", 64 * MIB, 64 * MIB)
+    accounts.register("cid", 24 * GIB, 64 * MIB)
     before = device.statistics()
     with SharedDevice(device, accounts, Gate(4), guarded=True) as shared:
         yield shared
@@ -86,6 +87,26 @@ def test_a_launch_brings_what_the_guard_needs(shared, fake):
         assert began_ns + GUARDED_UNLOOKED_NS <= look_ns <= time.monotonic_ns() + GUARDED_UNLOOKED_NS
 
 
+@pytest.mark.parametrize("tenant", ["ann", "cid"])
+def test_a_launch_of_a_wide_kernel_says_how_large_the_window_is(shared, fake, tenant):
+    seen, real = [], fake.cuLaunchKernel
+
+    def launch(function, *rest):
+        _, launched_with = (ctypes.c_uint64 * 2).from_address(rest[-2])
+        seen.append(ctypes.string_at(launched_with, LAUNCH_BYTES if tenant == "ann" else WIDE_LAUNCH_BYTES))
+        return real(function, *rest)
+
+    fake.cuLaunchKernel = launch
+    limits = SessionLimits(device_bytes=24 * GIB)
+    with shared.open_session(tenant, limits) as session:
+        own, kernel_id = session.buffers.allocate(64), session.kernels.load(STORE, "k", NEVER)
+        session.kernels.launch(kernel_id, ONE, lambda: [BufferOffset(own, 0)], None, Deadline.after(20))
+        window = session._core.window
+        assert window.size_bytes == (4 * GIB if tenant == "ann" else 32 * GIB)
+        assert int.from_bytes(seen[0][:4], "little") == window.address >> 32
+        assert seen[0][LAUNCH_BYTES:] == (b"" if tenant == "ann" else struct.pack("<II", 7, 0))
+
+
 def test_a_session_stops_its_kernels_without_a_call_of_the_driver(shared, fake):
     with shared.open_session("ann") as session:
         word, calls = session._core.window.stop, fake.calls.total()
@@ -110,7 +131,7 @@ def test_the_words_of_a_session_whose_kernel_trapped_are_cleared_for_the_next(sh
 
 
 def test_compiled_code_has_room_for_the_launch_parameter():
-    assert LAUNCH_WORDS * 8 == LAUNCH_BYTES
+    assert LAUNCH_WORDS * 8 == WIDE_LAUNCH_BYTES
 
 
 def test_the_clock_is_compared_by_a_kernel_that_writes_it(device, fake, monkeypatch):

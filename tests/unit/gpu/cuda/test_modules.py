@@ -120,7 +120,7 @@ def guarded_text(isa, release, text=TEXT):
             Assembler, "compile_kernel", lambda *given: texts.append(given[1]) or CompiledKernel(b"cubin", 8, 0, 0)
         )
         given = text.format(*isa).encode()
-        KernelCache(device, guarded=True).draft(("ann", digest(given), "k", (9, 0)), given, NEVER)
+        KernelCache(device, guarded=True).draft(("ann", digest(given), "k", (9, 0), "narrow"), given, NEVER)
     device.close()
     (printed,) = texts
     return printed

@@ -44,7 +44,7 @@ def window(windows):
 
 def shown(fake, window):
     """Return what each page of a window and its slack shows: mappings as (offset, size, handle), ascending."""
-    start, end = window.address - SLACK_BYTES, window.address + WINDOW_BYTES + SLACK_BYTES
+    start, end = window.address - SLACK_BYTES, window.address + window.size_bytes + SLACK_BYTES
     found = [(at - window.address, fake.mapped[at], fake.shows[at]) for at in sorted(fake.mapped) if start <= at < end]
     at = -SLACK_BYTES
     for offset, size, handle in found:
@@ -52,7 +52,7 @@ def shown(fake, window):
         assert size == handle.size
         assert fake.users[window.address + offset] == {"DEVICE"}
         at += size
-    assert at == WINDOW_BYTES + SLACK_BYTES
+    assert at == window.size_bytes + SLACK_BYTES
     return found
 
 
@@ -65,7 +65,7 @@ def check_layout(fake, window, parts):
     """Each part is one mapping of memory of its own; a chunk's place without any is one mapping; the rest granules."""
     chunk, granule = window.handles
     expected = []
-    for place in range(-SLACK_BYTES, WINDOW_BYTES + SLACK_BYTES, CHUNK):
+    for place in range(-SLACK_BYTES, window.size_bytes + SLACK_BYTES, CHUNK):
         if not any(at < place + CHUNK and place < at + size for at, size in parts.items()):
             expected.append((place, CHUNK))
             continue
@@ -81,10 +81,11 @@ def check_layout(fake, window, parts):
             assert handle is (chunk if size == CHUNK else granule)
 
 
-def test_a_window_is_one_chunk_again_and_again(windows, fake, device):
-    window = windows.open_window(CHUNK)
+@pytest.mark.parametrize("size", [WINDOW_BYTES, 2 * WINDOW_BYTES, 32 * WINDOW_BYTES])
+def test_a_window_is_one_chunk_again_and_again(windows, fake, device, size):
+    window = windows.open_window(CHUNK if size == WINDOW_BYTES else GRAIN, size)
     check_layout(fake, window, {})
-    assert window.address % WINDOW_BYTES == 0
+    assert window.address % window.size_bytes == 0
     assert device.statistics().windows == 1
     assert device.statistics().window_bytes == CHUNK + GRAIN
     assert fake.calls["cuMemSetAccess"] == 1

@@ -55,6 +55,18 @@ def test_every_page_shows_the_one_chunk(window):
         word(place + 4096).value += 1
 
 
+@pytest.mark.parametrize("size", [2 * WINDOW_BYTES, 32 * WINDOW_BYTES])
+def test_larger_windows_take_one_mapping_for_each_chunk_of_the_largest_size(emulation, windows, size):
+    files, maps = resources()
+    window = windows.open_window(GRAIN, size)
+    assert resources() == (files + 1, maps + size // CHUNK + 2)
+    assert emulation.device.statistics().window_bytes == CHUNK + GRAIN
+    word(window.address + size - 4).value = 5
+    assert word(window.address - 4).value == 5
+    windows.close_window(window)
+    assert resources() == (files, maps)
+
+
 def test_aliases_return_to_their_places_in_the_chunk(windows, window):
     word(window.address + 5 * GRAIN).value = 5
     word(window.address + CHUNK).value = 6

@@ -1,9 +1,9 @@
 """Windows of addresses without an unmapped page: `tensorwasm.gpu.device.protocols.AddressWindows`.
 
 A window is a reserved range in which a chunk of scratch memory is mapped again and again. What costs is the number of
-mappings: on an H200 with driver 580, ``cuMemSetAccess`` takes 24 us for each, so a window with a chunk of 16 MiB opens
-in 7 ms. The driver maps no part of a handle, so where memory of its own leaves pieces of a chunk's place, they show a
-granule that the window has for that.
+mappings: on an H200 with driver 580, ``cuMemSetAccess`` takes 24 us for each, so a window of 4 GiB with a chunk of
+16 MiB opens in 7 ms. The driver maps no part of a handle, so where memory of its own leaves pieces of a chunk's place,
+they show a granule that the window has for that.
 
 Source: CUDA Driver API, "Virtual Memory Management".
 """
@@ -26,14 +26,12 @@ from tensorwasm.gpu.device.address_windows import (
     SLACK_BYTES,
     WINDOW_BYTES,
     WindowPart,
+    check_window_bytes,
     scratch_chunk,
 )
 from tensorwasm.gpu.device.protocols import AddressWindow, Stream
 from tensorwasm.gpu.memory import pages
 from tensorwasm.values import Deadline
-
-_RESERVED_BYTES: Final = 2 * (WINDOW_BYTES + SLACK_BYTES) + GRANULE_BYTES
-"""A window with its slack, and a granule behind it, fit into so many addresses wherever they begin."""
 
 _Mapping = tuple[int, int, Any]
 """Address, size and handle."""
@@ -57,18 +55,21 @@ class CudaWindows:
 
     # -------------------------------------------------------------------------------------- whole windows
 
-    def open_window(self, scratch_bytes: int) -> AddressWindow:
-        """See `AddressWindows.open_window`. Takes the scratch chunk and a granule of 2 MiB, and 8.1 GiB of addresses.
+    def open_window(self, scratch_bytes: int, size_bytes: int = WINDOW_BYTES) -> AddressWindow:
+        """See `AddressWindows.open_window`. Takes the scratch chunk, a granule of 2 MiB, and twice the addresses.
 
         A window that could neither be made nor given back stays open until the device is closed.
         """
         core = self._core
         if not self.available:
             raise LaunchRefused("this device has no windows of addresses")
+        check_window_bytes(size_bytes)
+        # A window with its slack, and a granule behind it, fit into so many addresses wherever they begin.
+        reserved_bytes = 2 * (size_bytes + SLACK_BYTES) + GRANULE_BYTES
         with core.calling:
-            reserved = int(core.driver.call("cuMemAddressReserve", _RESERVED_BYTES, GRANULE_BYTES, 0, 0))
-            address = pages.rounded(reserved + SLACK_BYTES, WINDOW_BYTES)
-            own = CudaWindow(address, reserved, _RESERVED_BYTES, scratch_chunk(scratch_bytes))
+            reserved = int(core.driver.call("cuMemAddressReserve", reserved_bytes, GRANULE_BYTES, 0, 0))
+            address = pages.rounded(reserved + SLACK_BYTES, size_bytes)
+            own = CudaWindow(address, reserved, reserved_bytes, scratch_chunk(scratch_bytes, size_bytes), size_bytes)
             try:
                 self._fill(own)
             except Exception:
@@ -86,7 +87,7 @@ class CudaWindows:
         """Map aliases everywhere, and the granule behind the slack: there it stays, to be cleared."""
         for size_bytes in (own.chunk_bytes, GRANULE_BYTES):
             own.handles.append(self._create(size_bytes, self._traits.device))
-        start, end = own.address - SLACK_BYTES, own.address + WINDOW_BYTES + SLACK_BYTES
+        start, end = own.address - SLACK_BYTES, own.address + own.size_bytes + SLACK_BYTES
         self._map(own, [*_aliases(own, start, end), (end, GRANULE_BYTES, own.handles[1])])
         for address, size_bytes in _scratch(own):
             self._core.streams.clear(address, size_bytes)
@@ -325,7 +326,7 @@ def _aliases(own: CudaWindow, start: int, end: int) -> Iterator[_Mapping]:
 
 def _scratch(own: CudaWindow) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return address and size of an alias of each piece of scratch memory which is never replaced."""
-    return (own.address - SLACK_BYTES, own.chunk_bytes), (own.address + WINDOW_BYTES + SLACK_BYTES, GRANULE_BYTES)
+    return (own.address - SLACK_BYTES, own.chunk_bytes), (own.address + own.size_bytes + SLACK_BYTES, GRANULE_BYTES)
 
 
 def _covered(own: CudaWindow, start: int, end: int) -> tuple[int, int]:

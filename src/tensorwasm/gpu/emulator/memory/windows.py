@@ -26,6 +26,7 @@ from tensorwasm.gpu.device.address_windows import (
     WINDOW_BYTES,
     WindowPart,
     WindowParts,
+    check_window_bytes,
     scratch_chunk,
 )
 from tensorwasm.gpu.device.protocols import AddressWindow, Stream
@@ -43,9 +44,6 @@ from tensorwasm.gpu.emulator.memory.unified import (
 from tensorwasm.gpu.memory.pages import rounded
 
 CHUNK_BYTES: Final = SLACK_BYTES
-_SPAN_BYTES: Final = WINDOW_BYTES + 2 * SLACK_BYTES
-_RESERVED_BYTES: Final = WINDOW_BYTES + _SPAN_BYTES
-"""A window with its slack fits into so many addresses wherever they begin."""
 _NO_RESERVE: Final = 0x4000  # MAP_NORESERVE of Linux
 
 _log: Final = logging.getLogger(__name__)
@@ -67,14 +65,28 @@ class EmulatedWindow:
     reserved: int
     scratch: int
     charged_bytes: int
-    size_bytes: int = WINDOW_BYTES
-    parts: WindowParts = field(default_factory=WindowParts)
+    size_bytes: int
     lock: threading.Lock = field(default_factory=threading.Lock)
+    parts: WindowParts = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with aliases alone."""
+        self.parts = WindowParts(self.size_bytes)
 
     @property
     def start(self) -> int:
         """The first address of the slack before it."""
         return self.address - SLACK_BYTES
+
+    @property
+    def span_bytes(self) -> int:
+        """Addresses of it and its slack."""
+        return self.size_bytes + 2 * SLACK_BYTES
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Addresses in which it fits with its slack, wherever they begin."""
+        return 2 * (self.size_bytes + SLACK_BYTES)
 
 
 class EmulatedWindows:
@@ -108,22 +120,24 @@ class EmulatedWindows:
         """Return the memory of all windows, as the device accounts for it."""
         return sum(window.charged_bytes + window.parts.total_bytes for window in self.open)
 
-    def open_window(self, scratch_bytes: int) -> AddressWindow:
+    def open_window(self, scratch_bytes: int, size_bytes: int = WINDOW_BYTES) -> AddressWindow:
         """Return a window of aliases alone."""
         if not self.available:
             raise LaunchRefused("this system has no files of memory that can be mapped again and again")
-        charged_bytes = scratch_chunk(scratch_bytes) + GRANULE_BYTES
+        check_window_bytes(size_bytes)
+        charged_bytes = scratch_chunk(scratch_bytes, size_bytes) + GRANULE_BYTES
+        own = EmulatedWindow(0, 0, -1, charged_bytes, size_bytes)
         with ExitStack() as undo, _quota("a window of addresses"):
-            reserved = map_pages(_RESERVED_BYTES, NO_ACCESS, flags=_NO_RESERVE)
-            undo.callback(release_pages, reserved, _RESERVED_BYTES)
-            scratch = _memory_file(CHUNK_BYTES)
+            own.reserved = map_pages(own.reserved_bytes, NO_ACCESS, flags=_NO_RESERVE)
+            undo.callback(release_pages, own.reserved, own.reserved_bytes)
+            own.address = rounded(own.reserved + SLACK_BYTES, size_bytes)
+            own.scratch = scratch = _memory_file(CHUNK_BYTES)
             undo.callback(os.close, scratch)
-            own = EmulatedWindow(rounded(reserved + SLACK_BYTES, WINDOW_BYTES), reserved, scratch, charged_bytes)
-            for address in range(own.start, own.start + _SPAN_BYTES, CHUNK_BYTES):
+            for address in range(own.start, own.start + own.span_bytes, CHUNK_BYTES):
                 map_pages(CHUNK_BYTES, READ_WRITE, address, FIXED | _NO_RESERVE, scratch)
             self._allocations.charge(charged_bytes)
             undo.callback(self._allocations.charge, -charged_bytes)
-            self._allocations.add_host(own.start, _SPAN_BYTES, "window")
+            self._allocations.add_host(own.start, own.span_bytes, "window")
             undo.pop_all()
             return self.open.add(own)
 
@@ -259,7 +273,7 @@ def _memory_file(size_bytes: int) -> int:
 def _release(own: EmulatedWindow) -> None:
     """Give the pages of a window back."""
     try:
-        release_pages(own.reserved, _RESERVED_BYTES)
+        release_pages(own.reserved, own.reserved_bytes)
     except OSError:
         _log.exception("the addresses of a window were not given back")
     os.close(own.scratch)

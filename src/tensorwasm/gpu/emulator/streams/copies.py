@@ -16,8 +16,10 @@ from tensorwasm.gpu.emulator.handles import Handles, OpenObjects
 from tensorwasm.gpu.emulator.memory.allocations import AllocationTable
 from tensorwasm.gpu.emulator.memory.planes import NOTHING, AccessRanges, Bytes, host_bytes, show_address
 from tensorwasm.gpu.emulator.streams.queues import Action, BackgroundThreads, Mark, QueuedWork, Queues
-from tensorwasm.values import NEVER, Deadline, Region
+from tensorwasm.values import MIB, NEVER, Deadline, Region
 
+_CLEARED_BYTES: Final = 16 * MIB
+"""Cleared at a time; what is not larger is written at once."""
 CopyEnd = AccessRanges | Bytes
 """A range of memory of the table, or bytes that stay as they are until the copy has run."""
 
@@ -60,7 +62,8 @@ class Copies:
 
     def fill(self, address: int, size_bytes: int, stream: Stream) -> None:
         """Start filling device memory with zeros."""
-        self._start(self._span(address, size_bytes), np.zeros(1, np.uint8), stream)
+        target = self._span(address, size_bytes)
+        self._queues.give(self._queues.streams.require(stream), QueuedWork(partial(self._clear, target)))
 
     def copy_in(self, address: int, host_address: int, size_bytes: int, stream: Stream) -> None:
         """Start copying host memory to device memory; memory that is not registered is copied from at once."""
@@ -103,9 +106,17 @@ class Copies:
     def _copy(
         self, target: CopyEnd, source: CopyEnd, _ranges: AccessRanges = NOTHING, _deadline: Deadline = NEVER
     ) -> None:
-        """Copy, as an action; a single byte fills the target."""
+        """Copy, as an action."""
         with self._hold(target) as into, self._hold(source) as data:
             into[:] = data
+
+    def _clear(self, target: CopyEnd, _ranges: AccessRanges, _deadline: Deadline) -> None:
+        """Fill with zeros, as an action. Pages that nothing was written to are read alone, and so take no memory."""
+        with self._hold(target) as into:
+            for at in range(0, into.size, _CLEARED_BYTES):
+                piece = into[at : at + _CLEARED_BYTES]
+                if into.size <= _CLEARED_BYTES or piece.any():
+                    piece[:] = 0
 
     @contextmanager
     def _hold(self, end: CopyEnd) -> Iterator[Bytes]:
