@@ -74,7 +74,7 @@ SUITES = (
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
     # A little more than half of them are accepted and run.
-    Suite("guard", ("tools/guard_exam.py", "--kernels", "18000", "--report", "{report}"), 595, tests=False),
+    Suite("guard", ("tools/guard_exam.py", "--kernels", "15000", "--report", "{report}"), 595, tests=False),
     Suite("guard-cost", ("tools/guard_bench.py", "--report", "{report}"), 595, tests=False),
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(

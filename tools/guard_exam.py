@@ -352,7 +352,7 @@ def run(given: argparse.Namespace, folder: str) -> dict[str, Any]:
     info = device.info
     device.close()
     names = [*([] if given.generated else DELIBERATE), *map(str, range(given.kernels))]
-    names += [name + WIDE for name in names[::WIDE_SHARE]]
+    names = [each for at, name in enumerate(names) for each in (name, name + WIDE)[: 1 + (at % WIDE_SHARE == 0)]]
     began_s = time.monotonic()
     prepared: Counter[str] = Counter()
     ready = []

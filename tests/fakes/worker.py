@@ -21,18 +21,25 @@ from pathlib import Path
 from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
 from tensorwasm.gpu.cuda.driver.calls import Driver
+from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.opening import open_device
+from tensorwasm.ptx import parse
 from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (
+    MAX_ASKS,
     PROTOCOL,
     TO_WORKER,
+    AskFrame,
+    AskPartFrame,
     BeatFrame,
     Charge,
     DoneFrame,
     FailedFrame,
     InvokeFrame,
+    KernelFrame,
     LongWorkFrame,
+    NoKernelFrame,
     OutputFrame,
     ReadyFrame,
     SetupFrame,
@@ -45,6 +52,7 @@ from tensorwasm.runtime.workers.frames import (
     WishFrame,
     encode,
 )
+from tensorwasm.values import NEVER
 
 
 def is_open(number):
@@ -55,7 +63,9 @@ def is_open(number):
     return True
 
 
-READY = ReadyFrame(PROTOCOL, "0", "emulator", 0, "puppet", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "")
+READY = ReadyFrame(
+    PROTOCOL, "0", "emulator", 0, "puppet", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "", 1024, "ptxas 13.0"
+)
 
 
 class Puppet:
@@ -214,6 +224,43 @@ class Puppet:
             ends = TurnEndFrame(frame.number), WishFrame(tuple(self.wishes))
             self.send(OutputFrame(call.request, "stdout", told), self.done(call), *ends)
 
+    def do_ask(self, call):
+        """Have a kernel compiled, and say what came."""
+        self.asking = call
+        text = call.argv[0].encode()
+        half = len(text) // 2
+        self.send(AskFrame(7, call.tenant, "k", (9, 0), "narrow", len(text)))
+        self.send(AskPartFrame(7, text[:half]), AskPartFrame(7, text[half:]))
+
+    def do_ask_and_die(self, call):
+        self.do_ask(call)
+        os._exit(0)
+
+    def do_ask_late(self, call):
+        """Ask once the call has been answered."""
+        self.send(self.done(call))
+        self.do_ask(call)
+        self.asking = None
+
+    def do_foreign_ask(self, call):
+        self.send(AskFrame(7, "somebody-else", "k", (9, 0), "narrow", 8))
+
+    def do_long_ask(self, call):
+        self.send(AskFrame(7, call.tenant, "k", (9, 0), "narrow", 8), AskPartFrame(7, b"x" * 9))
+
+    def do_strange_part(self, call):
+        self.send(AskPartFrame(7, b"x"))
+
+    def do_many_asks(self, call):
+        self.send(*(AskFrame(number, call.tenant, "k", (9, 0), "narrow", 8) for number in range(1, MAX_ASKS + 2)))
+
+    def take_kernel(self, frame):
+        text = frame.failure.message if isinstance(frame, NoKernelFrame) else str(frame.ask)
+        call, self.asking = self.asking, None
+        if call is None:
+            return
+        self.send(OutputFrame(call.request, "stdout", text.encode()), self.done(call))
+
     def do_setup(self, call):
         """Say what it was told to be."""
         names = "device", "multiprocessors", "place", "jit", "isolation"
@@ -246,6 +293,8 @@ def serve(descriptor):
                 puppet.obey(frame)
             elif isinstance(frame, TurnFrame):
                 puppet.take_turn(frame)
+            elif isinstance(frame, (KernelFrame, NoKernelFrame)):
+                puppet.take_kernel(frame)
             elif isinstance(frame, StopFrame):
                 os._exit(0)
 
@@ -290,6 +339,25 @@ def break_device(descriptor):
     child.run()
 
 
+class ImageDevice(EmulatorDevice):
+    """An emulator with a compiler, whose images are texts."""
+
+    assembler = "ptxas 13.0"
+
+    def assemble(self, module, deadline):
+        raise AssertionError("a worker compiles nothing")
+
+    def load_image(self, image, signature):
+        return self.load(parse(image.decode()), NEVER)
+
+
+def load_images(descriptor):
+    """Be a real worker whose device takes compiled kernels."""
+    lazy_device.open_device = lambda *_, **__: (ImageDevice(), "")
+    sys.argv[1:] = [str(descriptor)]
+    child.run()
+
+
 def imagine_gpu(descriptor):
     """Be a real worker on a GPU that is not there, on a machine without ptxas."""
     sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -304,6 +372,7 @@ def imagine_gpu(descriptor):
 
 KINDS = {
     "gpu": imagine_gpu,
+    "images": load_images,
     "puppet": serve,
     "unfit": refuse,
     "crash": lambda descriptor: os._exit(9),

@@ -14,7 +14,7 @@ from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, AccountStat
 from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.resources.device_resources import DeviceResources
-from tensorwasm.gpu.resources.kernel_store import KernelStore
+from tensorwasm.gpu.resources.guarded_compiler import KernelCompiler, LocalCompiler
 from tensorwasm.gpu.session import Session
 from tensorwasm.values import DeviceInfo, MemoryKind
 
@@ -52,7 +52,7 @@ class SharedDevice:
         gate: entered while work is on the device.
         guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
             too.
-        store: keeps guarded kernels compiled, between processes; None keeps none.
+        compiler: of guarded kernels; None takes one in this process that keeps nothing, where the device needs one.
         limits: of sessions that are opened without limits of their own; None for the defaults.
 
     Raises:
@@ -66,7 +66,7 @@ class SharedDevice:
         gate: Gate = PROCESS_GATE,
         *,
         guarded: bool = False,
-        store: KernelStore | None = None,
+        compiler: KernelCompiler | None = None,
         limits: SessionLimits | None = None,
     ) -> None:
         if guarded and not device.windows.available:
@@ -75,7 +75,9 @@ class SharedDevice:
                 "isolation='process', or a newer driver on Linux"
             )
         streams = device.info.max_streams
-        self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, store=store)
+        if guarded and compiler is None and device.assembler:
+            compiler = LocalCompiler(device, None)
+        self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, compiler=compiler)
         self.device = device
         self.guarded = guarded
         self._limits = limits
@@ -84,6 +86,11 @@ class SharedDevice:
     def watch_long_work(self, notice: Callable[[str], object]) -> None:
         """Have a function called with each tenant whose kernels were found to run long; see `LongWork`."""
         self._resources.long_work.notice = notice
+
+    def compile_with(self, compiler: KernelCompiler) -> None:
+        """Have guarded kernels compiled by this one from now on, where the device takes compiled ones."""
+        if self.device.assembler:
+            self._resources.kernels.compiler = compiler
 
     @property
     def gate(self) -> Gate:

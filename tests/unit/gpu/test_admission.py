@@ -12,6 +12,7 @@ from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.resources import kernel_store
+from tensorwasm.gpu.resources.guarded_compiler import LocalCompiler
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import guarded, parse, render
 from tensorwasm.values import MIB, NEVER
@@ -72,7 +73,7 @@ def test_a_kernel_that_is_refused_is_neither_loaded_nor_kept_and_the_next_one_ru
     accounts, store, device = Accounts(MemoryLedger()), Store(), CompilingDevice()
     accounts.register("ann", 64 * MIB, 64 * MIB)
     with (
-        SharedDevice(device, accounts, Gate(4), guarded=True, store=store) as shared,
+        SharedDevice(device, accounts, Gate(4), guarded=True, compiler=LocalCompiler(device, store)) as shared,
         shared.open_session("ann") as session,
     ):
         device.taken = (8, limits.MAX_GUARDED_LOCAL_BYTES + 1, 0)

@@ -14,6 +14,7 @@ from tensorwasm.gpu.device.limits import GIB, SessionLimits
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.resources.guarded_compiler import LocalCompiler
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import parse, render
 from tensorwasm.ptx.guarded import LAUNCH_BYTES, WIDE_LAUNCH_BYTES
@@ -65,7 +66,7 @@ def run(store, tenant="ann", text=COUNTER, cap_bytes=64 * MIB):
     accounts.register(tenant, cap_bytes, 64 * MIB)
     device = ImageDevice()
     with (
-        SharedDevice(device, accounts, Gate(4), guarded=True, store=store) as shared,
+        SharedDevice(device, accounts, Gate(4), guarded=True, compiler=LocalCompiler(device, store)) as shared,
         shared.open_session(tenant, SessionLimits(device_bytes=cap_bytes)) as session,
     ):
         own, into = session.buffers.allocate(64), bytearray(4)

@@ -10,7 +10,8 @@ from tensorwasm.errors import DeviceLost, InvalidKernel, InvokeTimeout, Malforme
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger, MemoryLedgerStatistics
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import SessionLayout
-from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest
+from tensorwasm.gpu.resources.guarded_compiler import digest
+from tensorwasm.gpu.resources.kernel_cache import KernelCache
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.values import NEVER, Deadline
 

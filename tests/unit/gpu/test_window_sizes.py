@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from tensorwasm.gpu.device.limits import GIB, SessionLimits
 from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.resources.idle_windows import IdleWindows
 from tensorwasm.gpu.resources.session_windows import SCRATCH_BYTES
 from tensorwasm.gpu.resources.window_heap import HOST_BYTES, window_bytes
 from tensorwasm.gpu.shared_device import SharedDevice
@@ -98,10 +99,32 @@ def test_idle_windows_stay_within_a_share_of_the_devices_memory(shared, device):
         sessions = [shared.open_session(tenant) for _ in range(4)]
         for session in sessions:
             session.close()
-        windows = shared._resources.windows
-        assert sum(each.idle_bytes for each in windows._idle) <= most_bytes
-    assert windows.idle == device.statistics().windows
-    assert {each.size_bytes for each in windows._idle} == {4 * GIB, 16 * GIB}
+        assert 0 < device.statistics().window_bytes <= most_bytes
+    assert shared._resources.windows.idle == device.statistics().windows
+
+
+@dataclass
+class Window:
+    """A window that is idle."""
+
+    tenant: str
+    size_bytes: int
+    idle_bytes: int = 10
+
+
+def test_an_idle_window_is_chosen_by_size_then_tenant_then_age():
+    idle, windows = IdleWindows(55), [Window(tenant, size) for size in (4, 8) for tenant in ("ann", "bob", "ann")]
+    for at, window in enumerate(windows):
+        assert idle.has_room(window) == (at < 5)
+        idle.add(window)
+    assert idle.choose("ann", 16) is None
+    assert idle.choose("ann", 4) is windows[2]
+    assert idle.choose("cid", 4) is windows[0]
+    assert [idle.take_any() for _ in range(2)] == windows[3:5]
+    assert idle.has_room(windows[0])
+    assert idle.take_all() == [windows[1], windows[5]]
+    assert len(idle) == 0
+    assert idle.take_any() is None
 
 
 def test_variables_of_modules_have_a_place_in_the_first_4_gib(shared):

@@ -131,6 +131,7 @@ def bounded_without(**lax: object) -> dict[str, Patch]:
 
 
 CLEAR_SHARED = templates._clear_shared
+FENCE_BOUND = confinement._Confinement._fence_bound
 PROLOGUE = templates.prologue
 HAND_OVER = templates.hand_over
 WILD = ("wild/", "address/", "access/")
@@ -158,6 +159,19 @@ def as_it_is(self: fences._Fences, base: Name, _added: int) -> tuple[Name, Name]
     return low, high
 
 
+def moved(self: fences._Fences, base: Name, added: int) -> tuple[Name, Name]:
+    """Return both halves of an address, of which the high one is not confined, but has the right register."""
+    low, high = as_it_is(self, base, added)
+    made = self._new("h")
+    self._emit("mov.b32", made, high)
+    return low, made
+
+
+def written_anyhow(self: confinement._Confinement, family: str, instruction: Instruction) -> int | None:
+    """Take every instruction that writes a high half for a fence."""
+    return 0 if family == guarded.HIGH_HALF else FENCE_BOUND(self, family, instruction)
+
+
 def prologue_with(target: Name, made: Instruction) -> Callable[..., list[Statement]]:
     """Return a prologue that writes a register of the guard in another way."""
 
@@ -176,6 +190,12 @@ WIDE_RULES = [
         WILD,
         put(fences._Fences, "_halves", as_it_is),
         put(confinement._Confinement, "_is_source", lambda *_: True),
+    ),
+    Rule(
+        "what writes high halves",
+        WILD,
+        put(fences._Fences, "_halves", moved),
+        put(confinement._Confinement, "_fence_bound", written_anyhow),
     ),
     Rule("high halves are masked", WILD, put(fences, "AND_OR", 0xFE), put(guarded, "AND_OR", 0xFE)),
     Rule("the launch says the mask", WILD, put(GUARD, "prologue", ALL_BITS), put(templates, "prologue", ALL_BITS)),

@@ -7,7 +7,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime, settings
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.gpu.device.limits import MAX_PROCESS_DEVICE_BYTES
+from tensorwasm.gpu.device.limits import GIB, MAX_PROCESS_DEVICE_BYTES
 from tensorwasm.runtime import Grants, LocalExecutor, Request
 from tensorwasm.values import MIB
 
@@ -42,6 +42,18 @@ def test_the_setting_is_the_cap_unless_an_argument_overrides_it(monkeypatch):
         assert take(runtime, MIB + 1) == (OVER, 1)
     with Runtime("emulator", gpu_bytes=2 * MIB) as runtime:
         assert take(runtime, MIB + 1) == (1, 0)
+
+
+def test_a_guest_may_hold_as_much_as_the_setting_says(monkeypatch):
+    with Runtime("emulator", isolation="guarded") as runtime, runtime.share().open_session() as session:
+        assert session._core.window.size_bytes == 4 * GIB
+    changed = dataclasses.replace(settings.current(), gpu_session_mib=8192)
+    monkeypatch.setattr(settings, "current", lambda: changed)
+    for gpu_bytes, window_bytes in ((None, 16 * GIB), (6 * GIB, 16 * GIB), (GIB, 4 * GIB)):
+        with Runtime("emulator", isolation="guarded", gpu_bytes=gpu_bytes) as runtime:
+            with runtime.share().open_session() as session:
+                assert session._core.window.size_bytes == window_bytes
+            assert take(runtime, 4096) == (1, 0)
 
 
 def test_without_any_word_the_cap_is_the_processs():

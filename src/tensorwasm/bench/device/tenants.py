@@ -35,6 +35,7 @@ _BUILD: Final = b"CL-32267302"
 _DEPLOY: Final = f"from {__name__} import deploy; deploy"
 _ROUNDS: Final = 3
 _DEPLOYERS: Final = 16
+_DEPLOYED: Final = 64
 _PERIOD_S: Final = 0.005
 _GPU_BYTES: Final = 64 * MIB
 _LIMITS: Final = Limits(wall_s=30.0)
@@ -125,16 +126,35 @@ def _beside_neighbours(device: str, seconds: float, *, real: bool) -> Iterator[F
         with _flood(lambda: _answer(executor, long)), _flood(lambda: _answer(executor, _loader(next(numbers)))):
             beside_ms = _steady(executor, small, seconds)
         loads = next(numbers) - 1
+        deployed = [_deployed(number) for number in range(_DEPLOYED if real else 2)]
+        for each in deployed:
+            _complete(executor, each)
         lost_s = _lost(executor, small)
+        first_ms = [1000 * time_once(partial(_complete, executor, each)) for each in deployed]
     yield sampled("a small kernel through a worker, alone", "ms", alone_ms)
     shown = "a small kernel beside one of 5 s at all times and a loader of new kernels"
     yield Figure(f"{shown}, p99", "ms", p99(beside_ms), 0.0, len(beside_ms), bar=30.0 if real else None)
     yield Figure(f"{shown}, longest", "ms", max(beside_ms), 0.0, len(beside_ms))
     yield Figure("new kernels that were loaded meanwhile", "", loads, 0.0, 1)
     yield Figure("from the end of the worker's process to an answer of the next one", "s", lost_s, 0.0, 1, bar=3.0)
+    name, bar = "first call through a new worker of a kernel that was deployed before", 20.0 if real else None
+    yield sampled(name, "ms", first_ms, bar=bar)
+    yield Figure(f"{name}, longest", "ms", max(first_ms), 0.0, len(first_ms))
 
 
 _CUDA: Final = Grants(cuda=True)
+
+
+def _deployed(number: int) -> Request:
+    """Return a call of a tenant with a kernel of its own."""
+    tenant = f"deployed{number}"
+    return Request(module=own_guest(number), export="once", tenant=tenant, grants=_CUDA, memory_kind="staged")
+
+
+def _complete(executor: WorkerExecutor, request: Request) -> None:
+    values = executor.submit(request).result().values
+    if values != (0,):
+        raise InternalError(f"a guest of the benchmark returned {values}")
 
 
 def _loader(number: int) -> Request:

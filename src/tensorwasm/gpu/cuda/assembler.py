@@ -70,6 +70,11 @@ class Assembler:
     wall_s: float = 60.0
     memory_bytes: int = 4 << 30
 
+    @property
+    def name(self) -> str:
+        """The compiler and its release, as `tensorwasm.gpu.device.port.Device.assembler`."""
+        return f"ptxas {self.release[0]}.{self.release[1]}"
+
     def serves(self, capability: tuple[int, int], driver_cuda: tuple[int, int]) -> bool:
         """Return whether it knows the device, and the driver takes its cubins."""
         return assembles(self.release, capability) and self.release[0] <= driver_cuda[0]

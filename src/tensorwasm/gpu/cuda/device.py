@@ -236,16 +236,13 @@ class CudaDevice:
     def assembler(self) -> str:
         """See `Device.assembler`: ptxas and its release."""
         assembler = self._compiler.assembler
-        return "" if assembler is None else f"ptxas {assembler.release[0]}.{assembler.release[1]}"
+        return "" if assembler is None else assembler.name
 
     def assemble(self, module: Module, deadline: Deadline) -> CompiledKernel | None:
-        """See `Device.assemble`: a cubin, None where the driver compiles.
-
-        Raises:
-            DeviceUnavailable: this machine cannot run its ptxas.
-        """
+        """See `Device.assemble`: a cubin, None where the driver compiles. Also raises `DeviceUnavailable`."""
         self._core.require_alive()
-        return self._compiler.compile_kernel(module, deadline) if self._compiler.assembles(module) else None
+        ptxas = self._compiler.ptxas
+        return ptxas.compile_kernel(module, deadline) if ptxas is not None and ptxas.takes(module) else None
 
     def load_image(self, image: bytes, signature: KernelSignature) -> LoadedModule:
         """See `Device.load_image`."""

@@ -28,6 +28,43 @@ _SLOT_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
+class KernelAssembler:
+    """A ptxas for the modules of one device.
+
+    Attributes:
+        assembler: the ptxas.
+        capability: compute capability of the device.
+        isa: newest PTX ISA that a module may have.
+        cuda: CUDA release that the driver supports.
+    """
+
+    assembler: Assembler
+    capability: tuple[int, int]
+    isa: tuple[int, int]
+    cuda: tuple[int, int]
+
+    def takes(self, module: Module) -> bool:
+        """Return whether it compiles a module."""
+        return self.assembler.suits(self.capability, module.version, self.cuda)
+
+    def compile(self, module: Module, deadline: Deadline) -> bytes:
+        """Return a module as a cubin; raises what `PtxCompiler.compile` does."""
+        text = checked_text(module, self.capability, self.isa, deadline)
+        return self.assembler.assemble(text, _architecture(module, self.capability), deadline)
+
+    def compile_kernel(self, module: Module, deadline: Deadline) -> CompiledKernel:
+        """Return a module of one kernel as a cubin, with what it takes; otherwise as `compile`.
+
+        Raises:
+            UnsupportedPtx: also if ptxas does not take the module, or does not say what the kernel takes.
+        """
+        if not self.takes(module):
+            raise UnsupportedPtx("ptxas does not take the module")
+        text = checked_text(module, self.capability, self.isa, deadline)
+        return self.assembler.compile_kernel(text, _architecture(module, self.capability), deadline)
+
+
+@dataclass(frozen=True, slots=True)
 class PtxCompiler:
     """How a device's modules are compiled.
 
@@ -55,43 +92,20 @@ class PtxCompiler:
             InvokeTimeout: the deadline passed.
             DeviceUnavailable: this machine cannot run its ptxas.
         """
-        text = self._checked_text(module, deadline)
-        if self.assembler is not None and self.assembles(module):
-            return self.assembler.assemble(text, self._architecture(module), deadline)
+        ptxas = self.ptxas
+        if ptxas is not None and ptxas.takes(module):
+            return ptxas.compile(module, deadline)
+        text = checked_text(module, self.info.compute_capability, self.info.ptx_version, deadline)
         if not self.jit:
             raise UnsupportedPtx("ptxas does not take the module, and the driver is not to compile in this process")
         return text.encode("ascii") + b"\0"
 
-    def compile_kernel(self, module: Module, deadline: Deadline) -> CompiledKernel:
-        """Return a module of one kernel as ptxas compiles it, with what it takes; otherwise as `compile`.
-
-        Raises:
-            UnsupportedPtx: also if ptxas does not take the module.
-        """
-        text = self._checked_text(module, deadline)
-        if self.assembler is None or not self.assembles(module):
-            raise UnsupportedPtx("ptxas does not take the module")
-        return self.assembler.compile_kernel(text, self._architecture(module), deadline)
-
-    def _checked_text(self, module: Module, deadline: Deadline) -> str:
-        """Return what compilers may be given of a module."""
-        ptx.check_compatible(module, self.info.compute_capability, self.info.ptx_version)
-        where = ptx.find_printf(module)
-        if where is not None:  # the driver would write it to the output of this process, which is no guest's
-            raise UnsupportedPtx(
-                "vprintf: on a GPU the output of kernels goes to the process, not to the guest",
-                where.line,
-                where.column,
-            )
-        text = ptx.render(module, deadline)
-        if not text.isascii() or "\0" in text:
-            raise MalformedPtx("PTX is ASCII text without NUL")
-        return text
-
-    def assembles(self, module: Module) -> bool:
-        """Return whether ptxas compiles a module, rather than the driver."""
-        assembler = self.assembler
-        return assembler is not None and assembler.suits(self.info.compute_capability, module.version, self.cuda)
+    @property
+    def ptxas(self) -> KernelAssembler | None:
+        """The ptxas for this device's modules, if there is one."""
+        if self.assembler is None:
+            return None
+        return KernelAssembler(self.assembler, self.info.compute_capability, self.info.ptx_version, self.cuda)
 
     def load(self, image: bytes) -> Any:
         """Return the driver's module of a compiled image. A context must be bound."""
@@ -104,11 +118,33 @@ class PtxCompiler:
             log = summarize(bytes(errors)) if issubclass(meaning(failure).error, MalformedPtx) else ""
             raise DriverFailure(failure.function, failure.code, log) from None
 
-    def _architecture(self, module: Module) -> str:
-        """Return this device's ``sm_N``, with the suffix of a module that is bound to one architecture or family."""
-        major, minor = self.info.compute_capability
-        word = next((word for word in module.target if word.startswith("sm_")), "")
-        return f"sm_{major}{minor}{word[-1] if word[-1:] in {'a', 'f'} else ''}"
+
+def checked_text(module: Module, capability: tuple[int, int], isa: tuple[int, int], deadline: Deadline) -> str:
+    """Return what compilers may be given of a module for a device.
+
+    Raises:
+        UnsupportedPtx: the device lacks something that the module needs, or the module prints.
+        MalformedPtx: it is not ASCII.
+    """
+    ptx.check_compatible(module, capability, isa)
+    where = ptx.find_printf(module)
+    if where is not None:  # the driver would write it to the output of this process, which is no guest's
+        raise UnsupportedPtx(
+            "vprintf: on a GPU the output of kernels goes to the process, not to the guest",
+            where.line,
+            where.column,
+        )
+    text = ptx.render(module, deadline)
+    if not text.isascii() or "\0" in text:
+        raise MalformedPtx("PTX is ASCII text without NUL")
+    return text
+
+
+def _architecture(module: Module, capability: tuple[int, int]) -> str:
+    """Return a device's ``sm_N``, with the suffix of a module that is bound to one architecture or family."""
+    major, minor = capability
+    word = next((word for word in module.target if word.startswith("sm_")), "")
+    return f"sm_{major}{minor}{word[-1] if word[-1:] in {'a', 'f'} else ''}"
 
 
 @dataclass(frozen=True, slots=True)

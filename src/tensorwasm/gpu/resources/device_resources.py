@@ -17,8 +17,8 @@ from tensorwasm.gpu.limits.long_work import LongWork
 from tensorwasm.gpu.limits.queue_credits import QueueCapacity
 from tensorwasm.gpu.memory.suballocator import Suballocator
 from tensorwasm.gpu.native.layout import DriverTable, driver_table
+from tensorwasm.gpu.resources.guarded_compiler import KernelCompiler
 from tensorwasm.gpu.resources.kernel_cache import MAX_IDLE_GUARDED, MAX_IDLE_KERNELS, KernelCache
-from tensorwasm.gpu.resources.kernel_store import KernelStore
 from tensorwasm.gpu.resources.session_windows import SessionWindows
 from tensorwasm.gpu.resources.stream_stock import Stock, StreamStock
 from tensorwasm.gpu.staging import Slot, StagingRing
@@ -104,7 +104,7 @@ class DeviceResources:
         gate: entered while work is on the device.
         streams: made at once and shared when all are in use; 0 makes any number, each when it is needed.
         guarded: whether kernels are guarded: then each session has a window, and tenants can share the device.
-        store: keeps guarded kernels compiled; None keeps none.
+        compiler: see `KernelCache`.
 
     Attributes:
         ring: slots for small windows.
@@ -121,13 +121,13 @@ class DeviceResources:
         streams: int = 0,
         *,
         guarded: bool = False,
-        store: KernelStore | None = None,
+        compiler: KernelCompiler | None = None,
     ) -> None:
         self.device = device
         self.accounts = accounts or Accounts()
         self.gate = gate
         idle = MAX_IDLE_GUARDED if guarded else MAX_IDLE_KERNELS
-        self.kernels = KernelCache(device, idle, guarded=guarded, store=store)
+        self.kernels = KernelCache(device, idle, guarded=guarded, compiler=compiler)
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)

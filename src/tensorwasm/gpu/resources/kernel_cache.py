@@ -6,7 +6,6 @@ global or constant memory, which a kernel can write, is loaded anew for each; on
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -14,11 +13,17 @@ from typing import Final
 
 from tensorwasm import ptx
 from tensorwasm.errors import InternalError
-from tensorwasm.gpu.device.admission import admit
-from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel
+from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.gpu.device.port import Device, KernelOutput, LoadedModule, attempt
 from tensorwasm.gpu.native.layout import KernelImage
-from tensorwasm.gpu.resources.kernel_store import KernelStore, StoredKernel, decode, encode, name_of
+from tensorwasm.gpu.resources.guarded_compiler import (
+    GuardedProgram,
+    KernelCompiler,
+    KernelJob,
+    guard_program,
+    target_of,
+)
+from tensorwasm.gpu.resources.kernel_store import StoredKernel
 from tensorwasm.ptx.guarded import LAUNCH, Width
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
@@ -122,7 +127,7 @@ class KernelCache:
         max_idle: kernels kept that no session holds.
         max_idle_bytes: their texts.
         guarded: whether kernels are guarded, so that those of several tenants can share the device.
-        store: keeps guarded kernels compiled, between processes; None keeps none.
+        compiler: of guarded kernels; None where the device takes modules as they are.
     """
 
     def __init__(
@@ -132,11 +137,11 @@ class KernelCache:
         max_idle_bytes: int = MAX_IDLE_BYTES,
         *,
         guarded: bool = False,
-        store: KernelStore | None = None,
+        compiler: KernelCompiler | None = None,
     ) -> None:
         self._device = device
         self._guarded = guarded
-        self._store = store if guarded and device.assembler else None
+        self.compiler = compiler
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.RLock()
@@ -178,16 +183,13 @@ class KernelCache:
         with self._lock:
             if (draft := self._drafts.get(key)) is not None:
                 return draft
-        if (kept := self._find_stored(key, text)) is not None:
-            return kept
+        if self._guarded:
+            return self._draft_guarded(key, text, deadline)
         _, _, entry, architecture, _ = key
-        # A guarded text may name an older ISA than the guest's: the verifier reads each of its instructions anyway.
-        variants, isa = ptx.parse_variants(text, deadline), self._device.info.ptx_version
-        chosen = ptx.select(variants, architecture, isa, lower=self._guarded)
+        variants = ptx.parse_variants(text, deadline)
+        chosen = ptx.select(variants, architecture, self._device.info.ptx_version)
         module = ptx.extract(chosen, entry, deadline)
         signature = ptx.signature(module, entry, deadline)
-        if self._guarded:
-            return self._guard(key, module, signature, text, deadline)
         variables = _device_variables(module, Watch(deadline, "while the variables of the PTX were measured"))
         prints = ptx.find_printf(module) is not None
         draft = Draft(
@@ -206,27 +208,27 @@ class KernelCache:
                     self._drafts.popitem(last=False)
         return draft
 
-    def _guard(self, key: Key, module: Module, signature: KernelSignature, text: bytes, deadline: Deadline) -> Draft:
-        written, kernel = guard_kernel(module, self._device.shared_base, deadline, key[-1])
-        signature = _guarded_signature(signature, kernel)
-        writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
-        compiled, image = self._device.assemble(written, deadline), None
-        if compiled is not None:
-            admit(compiled)
-            image = compiled.image
-        if image is not None and self._store is not None:
-            self._store.put(self._name(key), encode(StoredKernel(image, signature, kernel, writable)))
-        return _guarded_draft(written, signature, text, kernel, image, writable=writable)
-
-    def _find_stored(self, key: Key, text: bytes) -> Draft | None:
-        data = None if self._store is None else self._store.get(self._name(key))
-        kept = None if data is None else decode(data)
-        if kept is None:
-            return None
-        return _guarded_draft(None, kept.signature, text, kept.guarded, kept.image, writable=kept.writable)
-
-    def _name(self, key: Key) -> bytes:
-        return name_of(key, self._device.info, self._device.assembler)
+    def _draft_guarded(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
+        tenant, _, entry, architecture, width = key
+        job = KernelJob(tenant, text, entry, architecture, width, target_of(self._device))
+        program: GuardedProgram | StoredKernel
+        module = image = None
+        if self.compiler is None:
+            program = guard_program(job, deadline)
+            module = program.module
+        else:
+            program = self.compiler.compile(job, deadline)
+            image = program.image
+        return Draft(
+            module,
+            program.signature,
+            text,
+            device_bytes=program.guarded.data.size_bytes,
+            private=False,
+            writable=program.writable,
+            guarded=program.guarded,
+            image=image,
+        )
 
     def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:
         """Load a kernel; it is held until `release`. What it prints goes to ``output``.
@@ -296,41 +298,6 @@ class KernelCache:
             self.release(other)
             raise failures[0]
         return other
-
-
-def digest(text: bytes) -> bytes:
-    """Return the digest that stands for a text in a key."""
-    return hashlib.sha256(text).digest()
-
-
-def _guarded_signature(signature: KernelSignature, kernel: GuardedKernel) -> KernelSignature:
-    """Return what launches are checked against: the verifier's word on alignment counts, not the analysis of flow."""
-    params = tuple(
-        replace(param, pointer=param.pointer or align > 1, access_align_bytes=max(param.access_align_bytes, align))
-        for param, align in zip(signature.params, kernel.verified.param_aligns, strict=True)
-    )
-    return replace(signature, params=params, static_shared_bytes=kernel.verified.arrays.shared_bytes)
-
-
-def _guarded_draft(
-    module: Module | None,
-    signature: KernelSignature,
-    text: bytes,
-    kernel: GuardedKernel,
-    image: bytes | None,
-    *,
-    writable: bool,
-) -> Draft:
-    return Draft(
-        module,
-        signature,
-        text,
-        device_bytes=kernel.data.size_bytes,
-        private=False,
-        writable=writable,
-        guarded=kernel,
-        image=image,
-    )
 
 
 def _device_variables(module: Module, watch: Watch) -> list[Variable]:

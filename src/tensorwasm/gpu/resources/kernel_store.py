@@ -17,7 +17,7 @@ from tensorwasm.artifacts.hashing import blake3, hasher
 from tensorwasm.gpu.device.admission import LIMITS
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
 from tensorwasm.settings import package_version
-from tensorwasm.values import DeviceInfo, KernelSignature
+from tensorwasm.values import KernelSignature
 
 
 class KernelStore(Protocol):
@@ -62,16 +62,9 @@ def decode(data: bytes) -> StoredKernel | None:
         return None
 
 
-def name_of(key: tuple[object, ...], info: DeviceInfo, assembler: str) -> bytes:
-    """Return the name of a kernel: a hash of all that its image and its admission depend on.
-
-    Args:
-        key: of the kernel in the cache: tenant, text, entry, architecture and width.
-        info: the device.
-        assembler: which compiler makes the image (`Device.assembler`).
-    """
-    parts = (*key, info.compute_capability, assembler, package_version(), _sources(), LIMITS)
-    return blake3(msgspec.msgpack.encode(parts))
+def name_of(*depends_on: object) -> bytes:
+    """Return the name of a kernel: a hash of what its image and its admission depend on, and of this edition."""
+    return blake3(msgspec.msgpack.encode((depends_on, package_version(), _sources(), LIMITS)))
 
 
 @cache

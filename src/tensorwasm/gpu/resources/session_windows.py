@@ -19,6 +19,7 @@ from tensorwasm.gpu.device.protocols import AddressWindow, Event, Stream, Unifie
 from tensorwasm.gpu.limits.accounts import Account, Reservation
 from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.memory.suballocator import Suballocator
+from tensorwasm.gpu.resources.idle_windows import IdleWindows
 from tensorwasm.gpu.resources.stop_words import StopWord, StopWords
 from tensorwasm.gpu.resources.window_heap import MappedBytes, WindowHeap, idle, window_width
 from tensorwasm.gpu.resources.window_memory import MAX_BYTES, WindowMemory
@@ -240,9 +241,8 @@ class SessionWindows:
         self._windows = device.windows
         self.stops = StopWords(device)
         least_bytes = _LEAST_IDLE * (SCRATCH_BYTES + 2 * GRANULE_BYTES)
-        self._most_idle_bytes = max(least_bytes, device.info.memory_bytes // _IDLE_SHARE)
         self._lock = threading.Lock()
-        self._idle: list[SessionWindow] = []
+        self._idle = IdleWindows[SessionWindow](max(least_bytes, device.info.memory_bytes // _IDLE_SHARE))
         self._mapped: dict[str, MappedBytes] = {}
         self._stream: Stream | None = None
         self._closed = False
@@ -278,10 +278,9 @@ class SessionWindows:
         """
         failures = attempt(window.shrink_slot) or ([] if self._closed else attempt(self._clean, window))
         with self._lock:
-            room_bytes = self._most_idle_bytes - sum(each.idle_bytes for each in self._idle)
-            kept = not failures and not self._closed and window.idle_bytes <= room_bytes
+            kept = not failures and not self._closed and self._idle.has_room(window)
             if kept:
-                self._idle.append(window)
+                self._idle.add(window)
         if kept:
             return []
         failures += self._close(window)
@@ -293,14 +292,14 @@ class SessionWindows:
         Returns whether anything was closed; the caller may try again.
         """
         with self._lock:
-            window = self._idle.pop(0) if self._idle else None
+            window = self._idle.take_any()
         return self._drop_session() if window is None else not self._close(window)
 
     def close(self) -> list[Exception]:
         """Close all windows that no session has, and others when they are given back; return what the device raised."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+            idle = self._idle.take_all()
         failures = [error for window in idle for error in self._close(window)]
         with self._lock:
             clearing, self._stream = self._stream, None
@@ -311,14 +310,10 @@ class SessionWindows:
     def _choose(self, tenant: str, size_bytes: int) -> SessionWindow | None:
         """Take an idle window of a size: the tenant's own last one, else the one that is idle for longest."""
         with self._lock:
-            fitting = [window for window in self._idle if window.size_bytes == size_bytes]
-            own = [window for window in fitting if window.tenant == tenant]
-            window = own[-1] if own else fitting[0] if fitting else None
-            if window is not None:
-                self._idle.remove(window)
+            window = self._idle.choose(tenant, size_bytes)
         if window is not None and attempt(self._await_clearing, window):
             with self._lock:
-                self._idle.append(window)  # the GPU is busy: later
+                self._idle.add(window)  # the GPU is busy: later
             return None
         if window is not None and window.soiled:
             self._close(window)
@@ -393,7 +388,7 @@ class SessionWindows:
         if failures:
             with self._lock:
                 if not self._closed:
-                    self._idle.append(window)
+                    self._idle.add(window)
             return failures
         if window.cleared is not None:
             failures += attempt(self._device.events.close_event, window.cleared)

@@ -16,7 +16,7 @@ from tensorwasm.values import MIB
 
 HEAP_AT: Final = 64 * MIB
 _MARGIN_BYTES: Final = 16 * MIB
-"""Memory is mapped from the one on, and up to the other before the end of a window. What lies further out is never real
+"""Memory is mapped from `HEAP_AT` to so many bytes before the end of a window. What lies further out is never real
 memory: accesses may be displaced by 8 MiB."""
 _VARIABLES_END: Final = 1 << 30
 """Up to where variables of modules lie in a wide window, and nothing else: kernels find them in the first 4 GiB."""
@@ -187,10 +187,10 @@ class WindowHeap:
             self.spare()
             found = span.take(size_bytes)
         if found is None:
-            whole_bytes = self._window.size_bytes
+            whole = str(self._window.size_bytes) if span is self._span else f"{span.end} for variables of modules"
             raise QuotaExceeded(
-                f"no {size_bytes} bytes in one piece are left of the {whole_bytes} that this session has under guarded "
-                "isolation; the operator can give more with larger caps or with isolation='process'"
+                f"no {size_bytes} bytes in one piece are left of the {whole} that this session has under guarded "
+                "isolation; the operator can give more with TENSOR_WASM_GPU_SESSION or with isolation='process'"
             )
         return self._window.address + found
 

@@ -18,7 +18,8 @@ from tensorwasm.gpu.limits.accounts import Reservation
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, KernelImage
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
-from tensorwasm.gpu.resources.kernel_cache import KernelCache, SharedKernel, digest
+from tensorwasm.gpu.resources.guarded_compiler import digest
+from tensorwasm.gpu.resources.kernel_cache import KernelCache, SharedKernel
 from tensorwasm.gpu.resources.session_windows import SessionWindow
 from tensorwasm.gpu.state.numbered import Numbered
 from tensorwasm.ptx.guarded import Width

@@ -66,13 +66,17 @@ class LazyDevice:
         with self._lock:
             self._require_open()
             if self._shared is None:
-                from tensorwasm.gpu.shared_device import SharedDevice  # noqa: PLC0415 - for guests with a GPU
+                # For guests with a GPU alone.
+                from tensorwasm.gpu.resources.guarded_compiler import LocalCompiler  # noqa: PLC0415
+                from tensorwasm.gpu.shared_device import SharedDevice  # noqa: PLC0415
 
                 accounts = Accounts()
                 accounts.register(DEFAULT_TENANT, self._gpu_bytes)
-                store = open_kernel_folder() if self._guarded else None
+                compiler = None
+                if self._guarded and device.assembler:
+                    compiler = LocalCompiler(device, open_kernel_folder())
                 limits = SessionLimits(device_bytes=settings.current().gpu_session_mib * MIB)
-                self._shared = SharedDevice(device, accounts, guarded=self._guarded, store=store, limits=limits)
+                self._shared = SharedDevice(device, accounts, guarded=self._guarded, compiler=compiler, limits=limits)
             return self._shared
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from tensorwasm.runtime.workers.frames import (
     UnfitFrame,
     WorkerFrame,
 )
+from tensorwasm.runtime.workers.kernels.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.outcomes import clean, describe_device
 from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import SmPlacement
@@ -53,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     setup = next(frames, None)
     if not isinstance(setup, SetupFrame) or setup.protocol != PROTOCOL:
         return 2
+    compiler = ParentCompiler(link_to_parent) if setup.asks else None
     try:
         place = SmPlacement(*setup.place) if setup.place is not None else None
         runtime = Runtime(
@@ -62,17 +64,19 @@ def main(arguments: list[str] | None = None) -> int:
             jit=setup.jit,
             isolation=setup.isolation,
         )
-        ready = describe_device(runtime.device)
+        ready = describe_device(runtime.open_device())
     except TensorWasmError as error:
         link_to_parent.send(UnfitFrame(error.kind, clean(error.message)))
         return 0
+    if compiler is not None:
+        runtime.share().compile_with(compiler)
     link_to_parent.send(ready)
-    _serve(link_to_parent, frames, runtime, setup)
+    counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime, compiler)
+    _serve(counter, frames, runtime, setup)
     return 0
 
 
-def _serve(link_to_parent: ParentLink, frames: Iterator[WorkerFrame], runtime: Runtime, setup: SetupFrame) -> None:
-    counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime)
+def _serve(counter: Counter, frames: Iterator[WorkerFrame], runtime: Runtime, setup: SetupFrame) -> None:
     stopped = threading.Event()
     if setup.isolation == "guarded":
         runtime.share().watch_long_work(counter.note_long_work)

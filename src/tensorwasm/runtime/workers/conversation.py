@@ -10,28 +10,29 @@ import logging
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Final, Protocol
 
-from tensorwasm.errors import DeviceFault, DeviceLost
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceLost, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import (
     FROM_WORKER,
     PROTOCOL,
+    AskFrame,
+    AskPartFrame,
     BeatFrame,
-    BlobFrame,
-    BlobPartFrame,
     BrokenFrame,
     CancelFrame,
     CreditFrame,
     DoneFrame,
     FailedFrame,
     ForgetFrame,
+    KernelFrame,
     LongWorkFrame,
+    NoKernelFrame,
     OutputFrame,
     ReadyFrame,
     SetupFrame,
@@ -43,10 +44,10 @@ from tensorwasm.runtime.workers.frames import (
     UnfitFrame,
     WishFrame,
     WorkerFrame,
-    encode,
-    split,
 )
-from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.runtime.workers.kernels.asks import KernelAsks
+from tensorwasm.runtime.workers.outbox import Outbox, send_blob
+from tensorwasm.runtime.workers.outcomes import clean, describe_error
 from tensorwasm.runtime.workers.process import Ending, Patience, Process, describe_exit
 
 _READ_BYTES: Final = 256 << 10
@@ -76,47 +77,11 @@ class Owner(Protocol):
     def end_turn(self, number: int, *, late: bool) -> None:
         """The process has ended a turn, or what ran on from it."""
 
+    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
+        """The process wants a kernel: `Conversation.answer` is to be called."""
+
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
-
-
-class Outbox:
-    """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
-
-    def __init__(self) -> None:
-        self._frames: deque[Iterator[WorkerFrame]] = deque()
-        self._rest = memoryview(b"")
-
-    @property
-    def empty(self) -> bool:
-        """Whether all was sent."""
-        return not self._rest and not self._frames
-
-    def put(self, frames: Iterable[WorkerFrame]) -> None:
-        """Have frames sent, after those before."""
-        self._frames.append(iter(frames))
-
-    def flush(self, link: socket.socket) -> None:
-        """Send what the socket takes now.
-
-        Raises:
-            OSError: the other side has gone.
-        """
-        while self._rest or self._refill():
-            try:
-                sent = link.send(self._rest)
-            except BlockingIOError:
-                return
-            self._rest = self._rest[sent:]
-
-    def _refill(self) -> bool:
-        while self._frames:
-            frame = next(self._frames[0], None)
-            if frame is not None:
-                self._rest = memoryview(encode(frame))
-                return True
-            self._frames.popleft()
-        return False
 
 
 class Conversation:
@@ -152,6 +117,7 @@ class Conversation:
         self._blobs = count(1)
         self._tenants: set[str] = set()
         self._overdue: dict[int, float] = {}
+        self._asks = KernelAsks()
         self._errors = bytearray()
         self._beats = 0
         self.introduced = False
@@ -183,6 +149,16 @@ class Conversation:
     def order(self, order: TurnOrder) -> None:
         """Tell the process whose turn on the device it is."""
         self._outbox.put([TurnFrame(order.contested, order.number, order.tenant or None, order.length_ns)])
+
+    def answer(self, ask: int, outcome: bytes | TensorWasmError) -> None:
+        """Tell the process the kernel that it has asked for, or why there is none."""
+        if not self._asks.close(ask):
+            return
+        if isinstance(outcome, bytes):
+            blob = next(self._blobs)
+            self._outbox.put([*send_blob(blob, outcome), KernelFrame(ask, blob)])
+        else:
+            self._outbox.put([NoKernelFrame(ask, describe_error(ask, outcome))])
 
     def stop(self) -> None:
         """Have the process leave."""
@@ -297,6 +273,19 @@ class Conversation:
     def _take_turn_end(self, frame: TurnEndFrame) -> None:
         self._owner.end_turn(frame.number, late=frame.late)
 
+    def _take_ask(self, frame: AskFrame) -> None:
+        self._require_known(frame.tenant)
+        self._asks.open(frame)
+
+    def _take_ask_part(self, frame: AskPartFrame) -> None:
+        whole = self._asks.fill(frame)
+        if whole is None:
+            return
+        if any(flight.request.tenant == whole[0].tenant for flight in self.flights.values()):
+            self._owner.compile(self, *whole)
+        else:
+            self.answer(frame.ask, CapacityExhausted("the call that wanted the kernel has ended"))
+
     def _require_known(self, tenant: str) -> None:
         if tenant not in self._tenants:
             raise BrokenFrame(f"work of the tenant {tenant[:64]!r}, who has asked nothing of it")
@@ -344,13 +333,13 @@ class Conversation:
         if module is None:
             module = next(self._blobs)
             gone = self._modules.put(key, module, len(request.module))
-            yield from _send_blob(module, request.module)
+            yield from send_blob(module, request.module)
             yield from (ForgetFrame(each) for each in gone)
         blobs = []
         for data in (request.stdin, request.input):
             blobs.append(next(self._blobs) if data else None)
             if blobs[-1] is not None:
-                yield from _send_blob(blobs[-1], data)
+                yield from send_blob(blobs[-1], data)
         yield flight.frame(module, *blobs)
 
     def _end(self) -> Ending:
@@ -375,10 +364,6 @@ _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] =
     LongWorkFrame: Conversation._take_long_work,  # noqa: SLF001
     WishFrame: Conversation._take_wish,  # noqa: SLF001
     TurnEndFrame: Conversation._take_turn_end,  # noqa: SLF001
+    AskFrame: Conversation._take_ask,  # noqa: SLF001
+    AskPartFrame: Conversation._take_ask_part,  # noqa: SLF001
 }
-
-
-def _send_blob(number: int, data: bytes) -> Iterator[WorkerFrame]:
-    yield BlobFrame(number, len(data))
-    for part in split(data):
-        yield BlobPartFrame(number, part)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError
+from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError, TensorWasmError
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
 from tensorwasm.gpu.session import SessionStatistics
@@ -30,16 +30,19 @@ from tensorwasm.runtime.workers.frames import (
     CreditFrame,
     ForgetFrame,
     InvokeFrame,
+    KernelFrame,
     LongWorkFrame,
+    NoKernelFrame,
     OutputFrame,
     SickFrame,
     TurnEndFrame,
     TurnFrame,
     WishFrame,
     WorkerFrame,
-    split,
 )
-from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result
+from tensorwasm.runtime.workers.kernels.parent_compiler import ParentCompiler
+from tensorwasm.runtime.workers.outbox import split
+from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result, rebuild_error
 from tensorwasm.runtime.workers.parent_link import OutputWindow, ParentLink
 from tensorwasm.values import Deadline, Limits
 
@@ -70,9 +73,13 @@ class Counter:
         line: to the parent.
         executor: makes the calls.
         runtime: whose device is looked after.
+        compiler: gets the kernels that the parent answers; None asks for none.
     """
 
-    def __init__(self, line: ParentLink, executor: LocalExecutor, runtime: Runtime) -> None:
+    def __init__(
+        self, line: ParentLink, executor: LocalExecutor, runtime: Runtime, compiler: ParentCompiler | None = None
+    ) -> None:
+        self._compiler = compiler
         self._line = line
         self._executor = executor
         self._runtime = runtime
@@ -92,6 +99,8 @@ class Counter:
             CancelFrame: self._cancel,
             CreditFrame: self._credit,
             TurnFrame: self._obey,
+            KernelFrame: self._take_kernel,
+            NoKernelFrame: self._take_no_kernel,
         }
         self._keeper: TurnKeeper | None = None
 
@@ -172,6 +181,17 @@ class Counter:
 
     def _forget(self, frame: ForgetFrame) -> None:
         self._blobs.pop(frame.blob, None)
+
+    def _take_kernel(self, frame: KernelFrame) -> None:
+        self._answer_ask(frame.ask, self._blobs.pop(frame.blob, None))
+
+    def _take_no_kernel(self, frame: NoKernelFrame) -> None:
+        self._answer_ask(frame.ask, rebuild_error(frame.failure))
+
+    def _answer_ask(self, ask: int, outcome: bytes | TensorWasmError | None) -> None:
+        if self._compiler is None or outcome is None:
+            raise BrokenFrame(f"an answer to the ask {ask} which is none")
+        self._compiler.answer(ask, outcome)
 
     def _cancel(self, frame: CancelFrame) -> None:
         call = self._calls.get(frame.request)

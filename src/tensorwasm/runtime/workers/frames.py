@@ -21,12 +21,17 @@ from msgspec import Meta
 
 from tensorwasm.errors import MAX_NAME
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
+from tensorwasm.ptx import MAX_PTX_BYTES
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
 from tensorwasm.values import Isolation, MemoryKind
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
+
+MAX_ASKS: Final = 16
+"""Kernels that a worker asks for at a time."""
 
 WINDOW: Final = 32
 """Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for credit."""
@@ -62,6 +67,7 @@ class SetupFrame(WorkerFrame, frozen=True):
     # Where the share lies, `tensorwasm.values.SmPlacement` as unit and what is before; None for anywhere.
     place: tuple[Identity, tuple[Identity, ...]] | None
     isolation: Isolation  # what keeps kernels apart in the worker's process
+    asks: bool  # whether the parent compiles guarded kernels
     jit: bool  # whether the device's driver may compile PTX of guests in the worker's process
     places: Identity  # calls at a time
     beat_s: float  # seconds between its heartbeats
@@ -132,6 +138,13 @@ class TurnFrame(WorkerFrame, frozen=True):
     length_ns: Count
 
 
+class KernelFrame(WorkerFrame, frozen=True):
+    """To a worker: the kernel of an ask, as `tensorwasm.gpu.resources.kernel_store.encode` has it."""
+
+    ask: Identity
+    blob: Identity  # number of a complete blob, which is forgotten with this
+
+
 class StopFrame(WorkerFrame, frozen=True):
     """To a worker: leave."""
 
@@ -151,6 +164,8 @@ class ReadyFrame(WorkerFrame, frozen=True):
     max_shared_bytes: Count
     concurrent_managed_access: bool
     driver: Text
+    shared_base: Count = 0  # of `tensorwasm.gpu.device.port.Device`, as the next
+    assembler: Word = ""
 
 
 class UnfitFrame(WorkerFrame, frozen=True):
@@ -192,6 +207,24 @@ class TurnEndFrame(WorkerFrame, frozen=True):
 
     number: Identity
     late: bool = False
+
+
+class AskFrame(WorkerFrame, frozen=True):
+    """From a worker: a kernel is wanted, compiled; parts of its text, all together of that size, follow."""
+
+    ask: Identity  # never used twice
+    tenant: Tenant  # who has a call under way there
+    entry: Name
+    architecture: tuple[Count, Count]
+    width: Width
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_PTX_BYTES)]
+
+
+class AskPartFrame(WorkerFrame, frozen=True):
+    """From a worker: the next bytes of the text of an ask."""
+
+    ask: Identity
+    data: Part
 
 
 class OutputFrame(WorkerFrame, frozen=True):
@@ -244,6 +277,13 @@ class FailedFrame(WorkerFrame, frozen=True):
     stack: Annotated[tuple[TrapFrame, ...], Meta(max_length=MAX_FRAMES)] = ()  # of a trap, innermost first
 
 
+class NoKernelFrame(WorkerFrame, frozen=True):
+    """To a worker: why there is no kernel for an ask."""
+
+    ask: Identity
+    failure: FailedFrame  # whose ``request`` means nothing
+
+
 class SickFrame(WorkerFrame, frozen=True):
     """From a worker: its device is lost. It answers what it has and takes nothing more."""
 
@@ -278,6 +318,8 @@ TO_WORKER: Final = _table(
     (7, StopFrame, _SMALL),
     (8, CreditFrame, _SMALL),
     (9, TurnFrame, _SMALL),
+    (10, KernelFrame, _SMALL),
+    (11, NoKernelFrame, 64 << 10),
 )
 """What a parent may say."""
 
@@ -292,6 +334,8 @@ FROM_WORKER: Final = _table(
     (72, LongWorkFrame, _SMALL),
     (73, WishFrame, 1 << 20),
     (74, TurnEndFrame, _SMALL),
+    (75, AskFrame, TEXT_BYTES + _SMALL),
+    (76, AskPartFrame, _OF_A_PART),
 )
 """What a worker may say."""
 
@@ -354,9 +398,3 @@ def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:
     if isinstance(frame, DoneFrame) and not math.isfinite(frame.elapsed_s):
         raise BrokenFrame("no Done: it took no finite time")
     return frame
-
-
-def split(data: bytes) -> Iterator[bytes]:
-    """Yield bytes in parts; nothing for no bytes."""
-    for start in range(0, len(data), PART_BYTES):
-        yield data[start : start + PART_BYTES]

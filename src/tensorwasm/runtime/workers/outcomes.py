@@ -24,6 +24,8 @@ from tensorwasm.errors import (
     TooLarge,
     plain,
 )
+from tensorwasm.gpu.device.port import Device
+from tensorwasm.gpu.resources.guarded_compiler import KernelTarget
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE
 from tensorwasm.runtime.executor.request import MAX_COUNT
@@ -48,7 +50,8 @@ _OF_WORKERS: Final = frozenset(f"{errors.__name__}.{part}" for part in ("base", 
 
 _INTEGER_BITS: Final = {"i32": 32, "i64": 64}
 
-_DEVICE_FIELDS: Final = tuple(each for each in ReadyFrame.__struct_fields__ if each not in {"protocol", "version"})
+_NO_INFO: Final = frozenset({"protocol", "version", "shared_base", "assembler"})
+_DEVICE_FIELDS: Final = tuple(each for each in ReadyFrame.__struct_fields__ if each not in _NO_INFO)
 
 
 def clean(text: str) -> str:
@@ -60,9 +63,22 @@ def _pick(found: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-def describe_device(info: DeviceInfo) -> ReadyFrame:
+def describe_device(device: Device) -> ReadyFrame:
     """Return the frame that describes a worker's device."""
-    return ReadyFrame(protocol=PROTOCOL, version=package_version(), **_pick(info, _DEVICE_FIELDS))
+    return ReadyFrame(
+        protocol=PROTOCOL,
+        version=package_version(),
+        shared_base=device.shared_base,
+        assembler=device.assembler,
+        **_pick(device.info, _DEVICE_FIELDS),
+    )
+
+
+def rebuild_target(ready: ReadyFrame) -> KernelTarget | None:
+    """Return what kernels for a worker's device are compiled for, None if it compiles none."""
+    if not ready.assembler:
+        return None
+    return KernelTarget(ready.compute_capability, ready.ptx_version, ready.shared_base, ready.assembler)
 
 
 def rebuild_device(ready: ReadyFrame) -> DeviceInfo:

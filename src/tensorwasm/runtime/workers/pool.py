@@ -18,10 +18,12 @@ from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs,
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
 from tensorwasm.gpu.limits.turns import FREE, TurnOrder, TurnScheduler
+from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.kernels.service import KernelService
 from tensorwasm.runtime.workers.lifecycle import State
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Notices, Worker, WorkerOptions, WorkerStatistics
@@ -110,6 +112,8 @@ class WorkerExecutor:
         self._apart: set[str] = set()
         self._weights: dict[str, int] = {}
         self._turns = [TurnScheduler(self._weigh) for _ in self._devices]
+        guarded = self._isolation == "guarded"
+        self._kernels = KernelService(open_kernel_folder()) if guarded and not emulated else None
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -155,6 +159,8 @@ class WorkerExecutor:
         ends_at_s = time.monotonic() + limit_s + _GONE_S
         for worker in leaving:
             worker.join(max(0.0, ends_at_s - time.monotonic()))
+        if self._kernels is not None:
+            self._kernels.close()
 
     def close(self) -> None:
         """End what still runs and release everything. Idempotent; blocks."""
@@ -237,7 +243,8 @@ class WorkerExecutor:
         if self._isolation == "guarded":
             options = replace(options, isolation="guarded" if owner is None else "process")
         told = partial(self._note_wish, start.device, number), partial(self._note_turn_end, start.device, number)
-        notices = Notices(self._note_long_work, self._note_fault, *told)
+        compiled = None if self._kernels is None else self._kernels.submit
+        notices = Notices(self._note_long_work, self._note_fault, *told, compile=compiled)
         worker = Worker(number, options, owner, notices)
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed

@@ -61,7 +61,7 @@ INHERITED: Final = (
 )
 """Variables that a worker gets. A list of names, not of patterns: keys are kept in variables too."""
 
-KEYLESS: Final = {"TENSOR_WASM_CODE_CACHE": "0"}
+KEYLESS: Final = {"TENSOR_WASM_CODE_CACHE": "0", "TENSOR_WASM_KERNEL_CACHE": "0"}
 """What is kept on the disk is signed, and no key is in a process with guests that a GPU may have let out."""
 
 _REAP_S: Final = 10.0

@@ -22,12 +22,14 @@ from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
+from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.frames import PROTOCOL, FailedFrame, ReadyFrame, SetupFrame, UnfitFrame
+from tensorwasm.runtime.workers.frames import PROTOCOL, AskFrame, FailedFrame, ReadyFrame, SetupFrame, UnfitFrame
+from tensorwasm.runtime.workers.kernels.service import Done
 from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
-from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error
+from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
 from tensorwasm.runtime.workers.process import PROGRAM, Ending, Patience, Process, make_environment
 from tensorwasm.values import DeviceInfo, Isolation, SmPlacement
 
@@ -81,12 +83,14 @@ class Notices:
         wish: these tenants, and no others, keep the device busy in the process; nobody does once it has ended.
         end_turn: the process has ended a turn on the device, the one with that number; and whether something of it runs
             on, of which it will tell the end.
+        compile: the process wants a kernel; the second argument is given it, as by `KernelService.submit`.
     """
 
     long_work: Callable[[str], object] = str
     fault: Callable[[frozenset[str]], object] = frozenset
     wish: Callable[[frozenset[str]], object] = frozenset
     end_turn: Callable[[int, bool], object] = max
+    compile: Callable[[KernelJob, Done], object] | None = None
 
 
 _UNHEARD: Final = Notices()
@@ -117,6 +121,7 @@ class Worker:
         self._talk: Conversation | None = None
         self._pid: int | None = None
         self._info: DeviceInfo | None = None
+        self._target: KernelTarget | None = None
         self._answered = 0
         self._starts = 0
         self._last_end = ""
@@ -274,6 +279,7 @@ class Worker:
             device=options.device,
             multiprocessors=options.multiprocessors,
             place=(options.place.unit, options.place.before) if options.place is not None else None,
+            asks=self._notices.compile is not None and options.isolation == "guarded",
             jit=self.tenant is not None,
             isolation=options.isolation,
             places=options.places,
@@ -289,7 +295,7 @@ class Worker:
 
     def ready(self, info: ReadyFrame) -> None:
         """Note that the process takes requests. For the conversation."""
-        self._info = rebuild_device(info)
+        self._info, self._target = rebuild_device(info), rebuild_target(info)
         if self.lifecycle.state is State.STARTING:
             self.lifecycle.ready()
 
@@ -312,6 +318,18 @@ class Worker:
     def end_turn(self, number: int, *, late: bool) -> None:
         """Note that the process has ended a turn, or what ran on from it. For the conversation."""
         self._notices.end_turn(number, late)
+
+    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
+        """Have a kernel compiled that the process wants. For the conversation."""
+        compile_kernel, target = self._notices.compile, self._target
+        if compile_kernel is None or target is None:
+            talk.answer(frame.ask, CapacityExhausted("no kernels are compiled for this worker"))
+            return
+
+        def done(outcome: bytes | TensorWasmError) -> None:
+            self._order(lambda current: talk.answer(frame.ask, outcome) if current is talk else None)
+
+        compile_kernel(KernelJob(frame.tenant, text, frame.entry, frame.architecture, frame.width, target), done)
 
     def _tell_fault(self, flights: Iterable[Flight]) -> None:
         if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.grants.cuda):

@@ -14,7 +14,8 @@ from tensorwasm.gpu.cuda.driver.versions import isa_version
 from tensorwasm.gpu.cuda.modules import CudaKernel, PtxCompiler
 from tensorwasm.gpu.cuda.opening import open_with
 from tensorwasm.gpu.device.admission import CompiledKernel
-from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest
+from tensorwasm.gpu.resources.guarded_compiler import LocalCompiler, digest
+from tensorwasm.gpu.resources.kernel_cache import KernelCache
 from tensorwasm.ptx import extract, parse
 from tensorwasm.values import NEVER, KernelParam, KernelSignature
 
@@ -107,7 +108,7 @@ def test_a_kernel_that_ptxas_does_not_take_is_not_measured(monkeypatch):
     device.assemble(module((8, 4)), NEVER)
     assert [(text.split()[1], architecture) for text, architecture in seen] == [("8.4", "sm_90")]
     with pytest.raises(UnsupportedPtx, match="ptxas does not take"):
-        PtxCompiler(driver, device.info, (13, 0), None).compile_kernel(module((8, 4)), NEVER)
+        device._compiler.ptxas.compile_kernel(module((8, 5)), NEVER)
     device.close()
 
 
@@ -120,7 +121,9 @@ def guarded_text(isa, release, text=TEXT):
             Assembler, "compile_kernel", lambda *given: texts.append(given[1]) or CompiledKernel(b"cubin", 8, 0, 0)
         )
         given = text.format(*isa).encode()
-        KernelCache(device, guarded=True).draft(("ann", digest(given), "k", (9, 0), "narrow"), given, NEVER)
+        KernelCache(device, guarded=True, compiler=LocalCompiler(device, None)).draft(
+            ("ann", digest(given), "k", (9, 0), "narrow"), given, NEVER
+        )
     device.close()
     (printed,) = texts
     return printed

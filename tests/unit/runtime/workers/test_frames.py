@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strategies.frames import from_worker, nearly_frames, to_worker
 from tensorwasm.runtime.workers import frames
 from tensorwasm.runtime.workers.frames import FROM_WORKER, TO_WORKER, BrokenFrame, Splitter, encode
+from tensorwasm.runtime.workers.outbox import split
 
 HEADER_BYTES = 5
 
@@ -129,6 +130,6 @@ def test_a_frame_too_long_for_its_kind_is_not_sent():
 
 @given(st.binary(max_size=200_000))
 def test_parts_are_the_whole(data):
-    parts = list(frames.split(data))
+    parts = list(split(data))
     assert b"".join(parts) == data
     assert all(0 < len(part) <= frames.PART_BYTES for part in parts)

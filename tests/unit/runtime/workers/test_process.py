@@ -23,7 +23,7 @@ def readable(file):
 @pytest.mark.rule("11-secrets")
 def test_a_worker_gets_the_variables_of_the_list_and_no_other():
     kept = make_environment({"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, None)
-    keyless = {"TENSOR_WASM_CODE_CACHE": "0"}
+    keyless = {"TENSOR_WASM_CODE_CACHE": "0", "TENSOR_WASM_KERNEL_CACHE": "0"}
     assert kept == {"PATH": "/bin", "CUDA_MPS_PIPE_DIRECTORY": "/dev/null"} | keyless
     given = {"TENSOR_WASM_CODE_CACHE": "9", "TENSOR_WASM_STATE_DIR": "/keys"}
     assert make_environment(given, "/run/mps") == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"} | keyless

@@ -1,0 +1,61 @@
+"""The worker's side of compiling guarded kernels: it asks the parent, which has kept them, or has them compiled."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from itertools import count
+
+from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, TensorWasmError
+from tensorwasm.gpu.resources.guarded_compiler import KernelJob
+from tensorwasm.gpu.resources.kernel_store import StoredKernel, decode
+from tensorwasm.runtime.workers.frames import MAX_ASKS, AskFrame, AskPartFrame
+from tensorwasm.runtime.workers.outbox import split
+from tensorwasm.runtime.workers.parent_link import ParentLink
+from tensorwasm.values import Deadline
+
+
+class ParentCompiler:
+    """Has kernels compiled by the parent; see `tensorwasm.gpu.resources.guarded_compiler.KernelCompiler`."""
+
+    def __init__(self, link: ParentLink) -> None:
+        self._link = link
+        self._room = threading.Semaphore(MAX_ASKS)
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._asked: dict[int, Future[bytes]] = {}
+
+    def compile(self, job: KernelJob, deadline: Deadline) -> StoredKernel:
+        """See `KernelCompiler.compile`."""
+        answer: Future[bytes] = Future()
+        if not self._room.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise InvokeTimeout("the deadline passed while others' kernels were compiled")
+        with self._lock:
+            number = next(self._numbers)
+            self._asked[number] = answer
+        try:
+            size_bytes = len(job.text)
+            self._link.send(AskFrame(number, job.tenant, job.entry, job.architecture, job.width, size_bytes))
+            for part in split(job.text):
+                self._link.send(AskPartFrame(number, part))
+            data = answer.result(min(deadline.remaining_s(), threading.TIMEOUT_MAX))
+        except TimeoutError:  # its place is free again once it is answered
+            raise InvokeTimeout("the deadline passed while the kernel was compiled") from None
+        except OSError:
+            raise CapacityExhausted("the process that compiles kernels has gone") from None
+        kernel = decode(data)
+        if kernel is None:
+            raise InternalError("the parent answered what is no kernel")
+        return kernel
+
+    def answer(self, ask: int, outcome: bytes | TensorWasmError) -> None:
+        """Take the parent's answer."""
+        with self._lock:
+            waiting = self._asked.pop(ask, None)
+        if waiting is None:
+            return
+        self._room.release()
+        if isinstance(outcome, bytes):
+            waiting.set_result(outcome)
+        else:
+            waiting.set_exception(outcome)

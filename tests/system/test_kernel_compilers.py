@@ -1,0 +1,173 @@
+"""Kernels of guarded workers: the parent has them compiled, and keeps them for whatever process comes next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from wasmtime import wat2wasm
+
+from fakes.emulation import kernel, store_result
+from tensorwasm.errors import CapacityExhausted, DeviceFault, TensorWasmError
+from tensorwasm.runtime import Grants
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.workers.kernels.service import KernelService
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.process import Patience
+from tensorwasm.runtime.workers.worker import WorkerOptions
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="worker processes are Linux's here")
+
+WORKER = str(Path(__file__).resolve().parents[1] / "fakes" / "worker.py")
+SOON_S = 60
+# A stand-in whose cubins are the texts themselves; it notes each of its runs.
+PTXAS = """#!{python} -S
+import os, sys
+if "--version" in sys.argv:
+    print("Cuda compilation tools, release 13.0, V13.0.0")
+    sys.exit()
+import time
+os.close(os.open("{runs}/" + str(time.monotonic_ns()), os.O_CREAT))
+text = open(sys.argv[-1]).read()
+open(sys.argv[sys.argv.index("-o") + 1], "w").write(text)
+print("ptxas info    : Used 8 registers")
+print("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
+"""
+TEXT = kernel("mov.u32 %r1, NUMBER;\n" + store_result())
+GUEST = """(module
+  (import "wasi:cuda/host@0.3.0" "wasi_cuda_load_ptx" (func $load (param i32 i32 i32 i32) (result i64)))
+  (memory (export "memory") 1) (data (i32.const 16) "k") (data (i32.const 1024) "{text}")
+  (func (export "load") (result i64)
+    (call $load (i32.const 1024) (i32.const {size}) (i32.const 16) (i32.const 1))))"""
+
+
+def guest(number: int, text: str = TEXT) -> bytes:
+    """Return a guest that loads a kernel of its own."""
+    made = text.replace("NUMBER", str(number)).replace("\n", " ")
+    return bytes(wat2wasm(GUEST.format(text=made.replace("\\", "").replace('"', "\\22"), size=len(made))))
+
+
+class Asked:
+    """A service that answers as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.jobs = []
+
+    def submit(self, job, done):
+        self.jobs.append(job)
+        if self.answer is not None:
+            done(self.answer)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Return how often ptxas ran."""
+    folder, path = tmp_path / "runs", tmp_path / "ptxas"
+    folder.mkdir()
+    path.write_text(PTXAS.format(python=sys.executable, runs=folder))
+    path.chmod(0o700)
+    monkeypatch.setenv("TENSOR_WASM_PTXAS", str(path))
+    return lambda: len(list(folder.iterdir()))
+
+
+@pytest.fixture
+def open_executor():
+    made = []
+
+    def make(kind, service):
+        options = WorkerOptions(program=(WORKER, kind), patience=Patience(beat_s=0.05))
+        executor = WorkerExecutor("emulator", isolation="guarded", options=options)
+        executor._kernels = service
+        made.append(executor)
+        return executor
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ask(executor, module=b"any", export="load", tenant="ann", text="some text"):
+    request = Request(module=module, export=export, tenant=tenant, argv=(text,), grants=Grants(cuda=True))
+    return executor.submit(request).result(SOON_S)
+
+
+def loads(executor, module, tenant="ann"):
+    """Return whether a guest has loaded its kernel."""
+    (kernel_id,) = ask(executor, module, tenant=tenant).values
+    return kernel_id > 0
+
+
+class Store(dict):
+    def put(self, name, data):
+        self[name] = data
+
+
+def test_a_kernel_is_compiled_once_whatever_process_wants_it(open_executor, runs):
+    executor = open_executor("images", KernelService(Store()))
+    assert loads(executor, guest(1))
+    assert loads(executor, guest(1))
+    assert runs() == 1
+    (worker,) = executor.workers()
+    os.kill(worker.pid, signal.SIGKILL)
+    while True:
+        try:  # a tenant whose call is lost with the process has one of its own from then on
+            assert loads(executor, guest(2), tenant="eve")
+            break
+        except DeviceFault:
+            continue
+    before = runs()
+    assert loads(executor, guest(1))
+    assert executor.workers()[0].pid != worker.pid
+    assert runs() == before
+    assert loads(executor, guest(1), tenant="bob")
+    assert runs() == before + 1, "another tenant's kernel is another one"
+
+
+def test_a_guest_gets_the_code_of_a_kernel_that_is_refused(open_executor, runs):
+    executor = open_executor("images", KernelService(Store()))
+    assert not loads(executor, guest(1, TEXT.replace("mov.u32", "brkpt; mov.u32")))
+    assert loads(executor, guest(1))
+    assert runs() == 1
+
+
+def test_an_ask_has_the_tenant_text_and_device(open_executor):
+    asked = Asked(b"a kernel")
+    executor = open_executor("puppet", asked)
+    assert ask(executor, export="ask", text="the text").stdout == b"7"
+    (job,) = asked.jobs
+    assert (job.tenant, job.text, job.entry, job.architecture, job.width) == ("ann", b"the text", "k", (9, 0), "narrow")
+    assert (job.target.shared_base, job.target.assembler) == (1024, "ptxas 13.0")
+
+
+def test_a_refusal_reaches_the_process(open_executor):
+    executor = open_executor("puppet", Asked(CapacityExhausted("too many kernels wait")))
+    assert b"too many kernels wait" in ask(executor, export="ask").stdout
+
+
+def test_an_answer_for_a_process_that_has_gone_is_dropped(open_executor):
+    asked = Asked(None)
+    executor = open_executor("puppet", asked)
+    answers = []
+    asked.submit = lambda job, done: answers.append(done)
+    with pytest.raises(TensorWasmError):
+        ask(executor, export="ask_and_die")
+    asked.submit = lambda job, done: done(b"a kernel")
+    assert ask(executor, export="ask").stdout == b"7"
+    for done in answers:
+        done(b"an answer that is late")
+    assert ask(executor, export="ask").stdout == b"7"
+
+
+def test_an_ask_for_a_call_that_has_ended_is_refused(open_executor):
+    asked = Asked(b"a kernel")
+    executor = open_executor("puppet", asked)
+    assert ask(executor, export="ask_late").values == (7,)
+    assert ask(executor, export="pid", tenant="bob").values
+    assert not asked.jobs
