@@ -52,6 +52,7 @@ class SharedDevice:
         gate: entered while work is on the device.
         guarded: whether kernels are guarded, so that sessions of several tenants can share the device. An attribute,
             too.
+        checked: whether guarded kernels check their accesses (`tensorwasm.ptx.checked`).
         compiler: of guarded kernels; None takes one in this process that keeps nothing, where the device needs one.
         limits: of sessions that are opened without limits of their own; None for the defaults.
 
@@ -67,6 +68,7 @@ class SharedDevice:
         *,
         guarded: bool = False,
         compiler: KernelCompiler | None = None,
+        checked: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
         if guarded and not device.windows.available:
@@ -77,7 +79,9 @@ class SharedDevice:
         streams = device.info.max_streams
         if guarded and compiler is None and device.assembler:
             compiler = LocalCompiler(device, None)
-        self._resources = DeviceResources(device, accounts, gate, streams, guarded=guarded, compiler=compiler)
+        self._resources = DeviceResources(
+            device, accounts, gate, streams, guarded=guarded, compiler=compiler, checked=checked
+        )
         self.device = device
         self.guarded = guarded
         self._limits = limits

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tensorwasm.guest.sandbox.wasi_io import Inherit
-    from tensorwasm.runtime import Grants, Invocation
+    from tensorwasm.runtime import Grants, Invocation, Runtime
 
 GRACE_S: Final = 0.25
 """Time past its deadline in which a call may end by itself before the process is ended."""
@@ -90,6 +90,13 @@ Directory = Annotated[
         "single file, with :ro. Repeatable.",
     ),
 ]
+Checked = Annotated[
+    bool,
+    Option(
+        help="Have kernels check each access to global memory, and report the first that is outside of what they may "
+        "use: for authors of kernels."
+    ),
+]
 Verbose = Annotated[bool, Option(help="Report on standard error what was run, where and how long.")]
 
 
@@ -112,6 +119,7 @@ def run(
     grant: Grant = None,
     directory: Directory = None,
     env: Env = None,
+    checked: Checked = False,
     verbose: Verbose = False,
 ) -> int:
     """Run a WebAssembly module in a sandbox of its own.
@@ -119,6 +127,8 @@ def run(
     The guest's standard input, output and error are this command's, while it runs, and its exit code is this
     command's. A function's results are printed: ok for none, a bare value for one, a JSON array for several.
     """
+    from tensorwasm.runtime import Runtime  # noqa: PLC0415 - keeps --help quick
+
     gc.enable()
     give(
         {
@@ -131,7 +141,8 @@ def run(
     limits = read_limits(timeout, memory, output_bytes=sys.maxsize if max_output is None else max_output * MIB)
     gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
     call = _read_call(file, arguments, args, memory_kind, grant, directory, env)
-    outcome = _run(file, export, call, device, limits, gpu_bytes)
+    open_runtime = partial(Runtime, device or current().device, limits=limits, gpu_bytes=gpu_bytes, checked=checked)
+    outcome = _run(file, export, call, limits, open_runtime)
     for name in outcome.truncated:
         sys.stderr.write(f"warning: the guest's {name} was cut after {max_output} MiB\n")
     if verbose:
@@ -172,16 +183,15 @@ def _read_call(
 
 
 def _run(
-    file: Path, export: str | None, call: dict[str, Any], device: str | None, limits: Limits, gpu_bytes: int | None
+    file: Path, export: str | None, call: dict[str, Any], limits: Limits, open_runtime: Callable[[], Runtime]
 ) -> Invocation:
     """Load the module, call it and print its results."""
     from tensorwasm.guest.sandbox.wasi_io import release_all  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.runtime import Runtime  # noqa: PLC0415 - the same
     from tensorwasm.runtime.invoke.deployed_module import check_export  # noqa: PLC0415 - the same
 
     limited = limits.output_bytes != sys.maxsize
     watch = partial(watched, limits.wall_s, DEVICE_GRACE_S if call["grants"].cuda else GRACE_S, release_all)
-    with _native_end(), Runtime(device or current().device, limits=limits, gpu_bytes=gpu_bytes) as runtime:
+    with _native_end(), open_runtime() as runtime:
         with watch():
             module = read_module(file, limits.module_bytes)
         function = runtime.load(module, name=file.name, check=partial(check_export, export=export))

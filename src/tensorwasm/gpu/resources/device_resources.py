@@ -104,7 +104,7 @@ class DeviceResources:
         gate: entered while work is on the device.
         streams: made at once and shared when all are in use; 0 makes any number, each when it is needed.
         guarded: whether kernels are guarded: then each session has a window, and tenants can share the device.
-        compiler: see `KernelCache`.
+        compiler, checked: see `KernelCache`.
 
     Attributes:
         ring: slots for small windows.
@@ -122,12 +122,13 @@ class DeviceResources:
         *,
         guarded: bool = False,
         compiler: KernelCompiler | None = None,
+        checked: bool = False,
     ) -> None:
         self.device = device
         self.accounts = accounts or Accounts()
         self.gate = gate
         idle = MAX_IDLE_GUARDED if guarded else MAX_IDLE_KERNELS
-        self.kernels = KernelCache(device, idle, guarded=guarded, compiler=compiler)
+        self.kernels = KernelCache(device, idle, guarded=guarded, compiler=compiler, checked=checked)
         self.streams = StreamStock(device.open_stream, device.close_stream, MAX_IDLE_STREAMS, streams)
         self.events: Stock[Event] = Stock(device.events.open_event, device.events.close_event, MAX_IDLE_EVENTS)
         self.ring = StagingRing(device)

@@ -15,6 +15,7 @@ from tensorwasm.gpu.device.admission import CompiledKernel, admit
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel, guard_kernel
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.resources.kernel_store import KernelStore, StoredKernel, decode, encode, name_of
+from tensorwasm.ptx.checked import Site, instrument
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.ptx.model import Module
 from tensorwasm.values import Deadline, KernelSignature
@@ -42,6 +43,7 @@ class KernelJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         architecture: compute capability that the text is chosen for.
         width: of the windows that it is guarded for.
         target: the device.
+        checked: whether it checks its accesses (`tensorwasm.ptx.checked`).
     """
 
     tenant: str
@@ -50,11 +52,13 @@ class KernelJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     architecture: tuple[int, int]
     width: Width
     target: KernelTarget
+    checked: bool = False
 
     @property
     def name(self) -> bytes:
         """What the compiled kernel is kept under: a hash of all that it depends on, tenant and our code included."""
-        return name_of(self.tenant, digest(self.text), self.entry, self.architecture, self.width, self.target)
+        text = digest(self.text)
+        return name_of(self.tenant, text, self.entry, self.architecture, self.width, self.target, self.checked)
 
 
 class KernelCompiler(Protocol):
@@ -83,12 +87,14 @@ class GuardedProgram:
         signature: what launches are checked against.
         guarded: what launches need besides.
         writable: whether it may write to variables of its module.
+        sites: its checked accesses.
     """
 
     module: Module
     signature: KernelSignature
     guarded: GuardedKernel
     writable: bool
+    sites: tuple[Site, ...] = ()
 
 
 def guard_program(job: KernelJob, deadline: Deadline) -> GuardedProgram:
@@ -98,9 +104,10 @@ def guard_program(job: KernelJob, deadline: Deadline) -> GuardedProgram:
     chosen = ptx.select(variants, job.architecture, job.target.ptx_version, lower=True)
     module = ptx.extract(chosen, job.entry, deadline)
     signature = ptx.signature(module, job.entry, deadline)
-    written, kernel = guard_kernel(module, job.target.shared_base, deadline, job.width)
+    program, sites = instrument(module, deadline) if job.checked else (module, ())
+    written, kernel = guard_kernel(program, job.target.shared_base, deadline, job.width)
     writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
-    return GuardedProgram(written, _checked_signature(signature, kernel), kernel, writable)
+    return GuardedProgram(written, _checked_signature(signature, kernel), kernel, writable, sites)
 
 
 def compile_guarded(job: KernelJob, assemble: Assemble, deadline: Deadline) -> StoredKernel:
@@ -110,7 +117,7 @@ def compile_guarded(job: KernelJob, assemble: Assemble, deadline: Deadline) -> S
     if compiled is None:
         raise UnsupportedPtx("ptxas does not take the module")
     admit(compiled)
-    return StoredKernel(compiled.image, program.signature, program.guarded, program.writable)
+    return StoredKernel(compiled.image, program.signature, program.guarded, program.writable, program.sites)
 
 
 class LocalCompiler:

@@ -24,6 +24,7 @@ from tensorwasm.gpu.resources.guarded_compiler import (
     target_of,
 )
 from tensorwasm.gpu.resources.kernel_store import StoredKernel
+from tensorwasm.ptx.checked import Site
 from tensorwasm.ptx.guarded import LAUNCH, Width
 from tensorwasm.ptx.layout import variable_bytes
 from tensorwasm.ptx.model import Block, Module, Variable
@@ -67,6 +68,7 @@ class Draft:
     prints: bool = False
     guarded: GuardedKernel | None = None
     image: bytes | None = None
+    sites: tuple[Site, ...] = ()  # checked accesses
 
 
 class SharedKernel:
@@ -77,7 +79,7 @@ class SharedKernel:
         text: as a guest gave it; the sum of the texts bounds what is kept idle.
         private: whether one sandbox only may have it.
         writable: whether it may have written to the module's variables.
-        guarded: as in `Draft`.
+        guarded, sites: as in `Draft`.
     """
 
     __slots__ = (
@@ -91,6 +93,7 @@ class SharedKernel:
         "loaded",
         "private",
         "signature",
+        "sites",
         "text",
         "text_bytes",
         "writable",
@@ -102,6 +105,7 @@ class SharedKernel:
         self.signature, self.entry = draft.signature, draft.signature.entry
         self.text, self.text_bytes, self.device_bytes = draft.text, len(draft.text), draft.device_bytes
         self.private, self.writable, self.guarded = draft.private, draft.writable, draft.guarded
+        self.sites = draft.sites
         self.holders = 1
         self._image: KernelImage | None = None
         self._lock = threading.Lock()
@@ -128,6 +132,7 @@ class KernelCache:
         max_idle_bytes: their texts.
         guarded: whether kernels are guarded, so that those of several tenants can share the device.
         compiler: of guarded kernels; None where the device takes modules as they are.
+        checked: whether guarded kernels check their accesses.
     """
 
     def __init__(
@@ -138,9 +143,10 @@ class KernelCache:
         *,
         guarded: bool = False,
         compiler: KernelCompiler | None = None,
+        checked: bool = False,
     ) -> None:
         self._device = device
-        self._guarded = guarded
+        self._guarded, self._checked = guarded, checked
         self.compiler = compiler
         self._max_idle = max_idle
         self._max_idle_bytes = max_idle_bytes
@@ -210,7 +216,7 @@ class KernelCache:
 
     def _draft_guarded(self, key: Key, text: bytes, deadline: Deadline) -> Draft:
         tenant, _, entry, architecture, width = key
-        job = KernelJob(tenant, text, entry, architecture, width, target_of(self._device))
+        job = KernelJob(tenant, text, entry, architecture, width, target_of(self._device), self._checked)
         program: GuardedProgram | StoredKernel
         module = image = None
         if self.compiler is None:
@@ -228,6 +234,7 @@ class KernelCache:
             writable=program.writable,
             guarded=program.guarded,
             image=image,
+            sites=program.sites,
         )
 
     def load(self, key: Key, draft: Draft, deadline: Deadline, output: KernelOutput | None = None) -> SharedKernel:

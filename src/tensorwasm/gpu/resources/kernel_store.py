@@ -16,6 +16,7 @@ from tensorwasm import ptx
 from tensorwasm.artifacts.hashing import blake3, hasher
 from tensorwasm.gpu.device.admission import LIMITS
 from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
+from tensorwasm.ptx.checked import Site
 from tensorwasm.settings import package_version
 from tensorwasm.values import KernelSignature
 
@@ -38,12 +39,14 @@ class StoredKernel(msgspec.Struct, frozen=True, array_like=True):
         signature: of the program's kernel.
         guarded: what launches need.
         writable: whether it may write to variables of its module.
+        sites: its checked accesses.
     """
 
     image: bytes
     signature: KernelSignature
     guarded: GuardedKernel
     writable: bool
+    sites: tuple[Site, ...] = ()
 
 
 _decoder = msgspec.msgpack.Decoder(StoredKernel)

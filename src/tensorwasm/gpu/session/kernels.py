@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tensorwasm.errors import DeviceUnavailable, InvalidDimensions, InvokeTimeout
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs, InvalidDimensions, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
 from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS
+from tensorwasm.gpu.session.checked_launch import CheckedLaunch
 from tensorwasm.gpu.session.core import in_turn
 from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
@@ -196,7 +197,7 @@ class SessionKernels(RecordingPart):
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         if memory is not None and windows:
             placing.extend(memory, deadline)
-        self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline)
+        self._start(kernel, config, self._bind(kernel, bound), windows, stream, deadline, None)
 
     def _begin(
         self,
@@ -214,7 +215,7 @@ class SessionKernels(RecordingPart):
         values = self._bind(kernel, bound, placement)
         if placement is not None:
             placing.copy_in(placement, deadline)
-        self._start(kernel, config, values, windows, number, deadline)
+        self._start(kernel, config, values, windows, number, deadline, placement)
         return placement
 
     def _finish(self, placement: Placement | None, number: int, deadline: Deadline) -> None:
@@ -235,6 +236,8 @@ class SessionKernels(RecordingPart):
     ) -> None:
         core, uses = self._core, self._require_recording(stream).uses
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+        if kernel.shared.sites:
+            raise InvalidArgs("a kernel that checks its accesses is launched by itself, and not recorded into a graph")
         recorder = self._begin_step(stream, memory, deadline)
         self._require_reached(windows)
         config, values = core.complete(kernel, config, self._bind(kernel, bound), None)
@@ -284,6 +287,7 @@ class SessionKernels(RecordingPart):
         windows: Sequence[HostWindow],
         number: int,
         deadline: Deadline,
+        placement: Placement | None,
     ) -> None:
         core, work, reach = self._core, self._core.work, self._core.windows.reach
         stream = work.find(number)
@@ -291,5 +295,10 @@ class SessionKernels(RecordingPart):
             work.give(stream, len(spans), reach.move, spans, stream.stream)
         config, values = core.complete(kernel, config, values, deadline)
         launch, shared, regions = core.device.launch, kernel.shared, core.reachable()
+        checked = None
+        if shared.sites:
+            checked = CheckedLaunch(core, kernel, core.windows.locate(placement, windows), deadline)
         work.give(stream, 1, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
         core.launched += 1
+        if checked is not None:
+            checked.wait(stream)

@@ -216,7 +216,7 @@ class ResourceTable:
         self.kernels[kernel_id] = kernel
         self.ptx_bytes += kernel.shared.text_bytes
         self.device_bytes += kernel.shared.device_bytes
-        if image is not None:
+        if image is not None and not kernel.shared.sites:  # Python writes what a checked one checks against
             self._layout.show_kernel(kernel_id, image, 0 if kernel.data is None else kernel.data.address)
         self._allow_loads()
         return kernel_id

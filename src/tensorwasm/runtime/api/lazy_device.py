@@ -31,6 +31,7 @@ class LazyDevice:
         place: SmPlacement | None,
         jit: bool,
         isolation: Isolation = "stream",
+        checked: bool = False,
     ) -> None:
         """Check and store the arguments of `tensorwasm.runtime.Runtime`; raise `InvalidArgs` for an invalid choice."""
         parse_choice(choice)
@@ -39,7 +40,8 @@ class LazyDevice:
         self._gpu_bytes = gpu_bytes
         self._multiprocessors = multiprocessors
         self._place = place
-        self._guarded = checked_isolation("isolation", isolation) == "guarded"
+        self._guarded = checked_isolation("isolation", isolation) == "guarded" or checked
+        self._checked = checked
         # The driver's own compiler is known to crash, and a guarded kernel's neighbours would go with it.
         self._jit = jit and not self._guarded
         self._lock = threading.Lock()
@@ -76,7 +78,9 @@ class LazyDevice:
                 if self._guarded and device.assembler:
                     compiler = LocalCompiler(device, open_kernel_folder())
                 limits = SessionLimits(device_bytes=settings.current().gpu_session_mib * MIB)
-                self._shared = SharedDevice(device, accounts, guarded=self._guarded, compiler=compiler, limits=limits)
+                self._shared = SharedDevice(
+                    device, accounts, guarded=self._guarded, compiler=compiler, checked=self._checked, limits=limits
+                )
             return self._shared
 
     def close(self) -> None:

@@ -73,6 +73,7 @@ class Runtime:
         place: SmPlacement | None = None,
         jit: bool = True,
         isolation: Isolation | None = None,
+        checked: bool = False,
     ) -> None:
         """Prepare the engine. No device is opened until a guest is granted one, or `device` is read.
 
@@ -86,6 +87,7 @@ class Runtime:
             jit: whether a GPU's driver may compile PTX of guests itself where ptxas cannot. It does so in this process,
                 and is known to crash: False where tenants who distrust each other share it.
             isolation: of kernels on a GPU, in this one process: ``guarded``, or not. None takes TENSOR_WASM_ISOLATION.
+            checked: whether kernels, which are guarded then, check their accesses and report the first one outside.
 
         Raises:
             InvalidArgs: no such device choice, a setting does not parse, or a limit is out of range.
@@ -103,6 +105,7 @@ class Runtime:
             place=place,
             jit=jit,
             isolation=isolation or current.isolation,
+            checked=checked,
         )
         self._engine = _open_engine(self.limits, slots or current.pool_slots)
         self._linker = make_linker(self._engine)

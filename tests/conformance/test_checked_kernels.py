@@ -1,0 +1,102 @@
+"""Kernels that check their accesses, on both devices: right ones give what they give, wrong ones are reported."""
+
+from __future__ import annotations
+
+import pytest
+from numpy.testing import assert_allclose
+
+from cases import Buffer, cases
+from fakes.emulation import kernel
+from tensorwasm import Runtime
+from tensorwasm.errors import InvalidArgs, KernelFault, TensorWasmError
+from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
+from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
+from tensorwasm.gpu.limits.gate import Gate
+from tensorwasm.gpu.memory import pages
+from tensorwasm.gpu.shared_device import SharedDevice
+from tensorwasm.values import MIB, NEVER, LaunchConfig, Region
+
+ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
+STRAY = kernel(
+    "ld.param.u64 %rd1, [p0]; ld.param.u64 %rd2, [p1]; add.u64 %rd1, %rd1, %rd2;\nst.global.u32 [%rd1], 7;", params=2
+).encode()
+
+
+@pytest.fixture
+def session(device):
+    if not device.windows.available:
+        pytest.skip("this device has no windows of addresses")
+    accounts = Accounts(MemoryLedger())
+    accounts.register("ann", 256 * MIB, 64 * MIB)
+    with (
+        SharedDevice(device, accounts, Gate(4), guarded=True, checked=True) as shared,
+        shared.open_session("ann", memory_kind="staged") as session,
+    ):
+        yield session
+
+
+@pytest.mark.parametrize("case", [case for case in cases("small") if "-" not in case.name], ids=lambda case: case.name)
+def test_a_kernel_of_the_corpus_gives_what_it_gives(session, case):
+    loaded = session.kernels.load(case.text().encode(), case.entry, NEVER)
+    arguments, given, held = case.arguments(), [], {}
+    for index, argument in enumerate(arguments):
+        if isinstance(argument, Buffer):
+            held[index] = session.buffers.allocate(argument.array.nbytes)
+            session.buffers.write(held[index], argument.array.tobytes(), NEVER)
+            given.append(BufferOffset(held[index], 0))
+        else:
+            given.append(Scalar(argument.tobytes()))
+    config = LaunchConfig(case.grid, case.block, case.shared_bytes)
+    session.kernels.launch(loaded, config, lambda: given, None, NEVER)
+    for index, expected in case.expected(arguments).items():
+        after = arguments[index].array.copy()
+        session.buffers.read(held[index], memoryview(after).cast("B"), NEVER)
+        assert_allclose(after, expected, rtol=case.rtol, atol=case.atol)
+
+
+@pytest.mark.parametrize(
+    ("offset", "words"), [(64, "ends 4 bytes behind buffer 1 of 64 bytes"), (-4, "begins 4 bytes")]
+)
+@pytest.mark.parametrize("way", ["launch", "submit"])
+def test_an_access_outside_of_a_buffer_is_reported(session, offset, words, way):
+    loaded, own = session.kernels.load(STRAY, "k", NEVER), session.buffers.allocate(64)
+    given = [BufferOffset(own, 0), Scalar((offset % (1 << 64)).to_bytes(8, "little"))]
+    with pytest.raises(KernelFault, match=words) as caught:
+        getattr(session.kernels, way)(loaded, ONE, lambda: given, None, NEVER)
+    assert "st.global.u32, a store of 4 bytes" in caught.value.message
+
+
+def test_a_window_may_be_accessed_to_its_end(session):
+    loaded, at = session.kernels.load(STRAY, "k", NEVER), pages.acquire(1 << 16)
+    try:
+        memory = Region(at, 1 << 16, host=True)
+        for offset in (0, 60):
+            given = [HostWindow(at + 256, 64), Scalar(offset.to_bytes(8, "little"))]
+            session.kernels.launch(loaded, ONE, lambda given=given: given, memory, NEVER)
+        given = [HostWindow(at + 256, 64), Scalar((64).to_bytes(8, "little"))]
+        with pytest.raises(KernelFault, match="ends 4 bytes behind a window of 64 bytes"):
+            session.kernels.launch(loaded, ONE, lambda: given, memory, NEVER)
+    finally:
+        session.close()
+        pages.give_back(at)
+
+
+def test_a_checked_kernel_is_not_recorded(session):
+    loaded, own = session.kernels.load(STRAY, "k", NEVER), session.buffers.allocate(64)
+    stream = session.streams.open()
+    session.graphs.begin(stream)
+    with pytest.raises(InvalidArgs, match="is launched by itself"):
+        session.kernels.submit(loaded, ONE, lambda: [BufferOffset(own, 0), Scalar(bytes(8))], None, NEVER, stream)
+
+
+def test_a_program_runs_checked(device, request):
+    name = "emulator" if device.info.kind == "emulator" else f"cuda:{device.info.ordinal}"
+    with Runtime(device=name, checked=True) as runtime:
+        for example in ("vector_add", "reduction", "matmul", "streams"):
+            function = runtime.load(request.config.rootpath / "examples" / example / f"{example}.wasm")
+            try:
+                outcome = function.invoke(grants={"cuda"})
+            except TensorWasmError as error:
+                raise AssertionError(example) from error
+            assert outcome.exit_code == 0, (example, outcome.stderr)
+            assert b"verified" in outcome.stdout
