@@ -96,8 +96,9 @@ def prepare(job: tuple[str, str, bytes]) -> str:
 
     from tensorwasm.errors import TensorWasmError  # noqa: PLC0415
     from tensorwasm.gpu.cuda.assembler import find_assembler  # noqa: PLC0415
-    from tensorwasm.gpu.cuda.modules import PtxCompiler  # noqa: PLC0415
-    from tensorwasm.gpu.resources.kernel_cache import KernelCache, digest  # noqa: PLC0415
+    from tensorwasm.gpu.cuda.modules import KernelAssembler  # noqa: PLC0415
+    from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget, compile_guarded  # noqa: PLC0415
+    from tensorwasm.gpu.resources.kernel_store import encode  # noqa: PLC0415
     from tensorwasm.ptx.guarded import SHARED_BASE  # noqa: PLC0415
     from tensorwasm.values import NEVER, DeviceInfo  # noqa: PLC0415
 
@@ -106,19 +107,12 @@ def prepare(job: tuple[str, str, bytes]) -> str:
     kernel, assembler = hostile(name), find_assembler("", os.environ)
     if assembler is None:
         return "no ptxas"
-
-    class Compiling:
-        """What a cache asks of a device before it loads anything."""
-
-        def __init__(self) -> None:
-            self.info, self.shared_base = info, SHARED_BASE
-            self.assembler = f"ptxas {assembler.release[0]}.{assembler.release[1]}"
-            self.assemble = PtxCompiler(None, info, (99, 0), assembler, jit=False).compile_kernel  # type: ignore[arg-type]
-
-    text = kernel.text.encode()
-    key = TENANT, digest(text), kernel.entry, info.compute_capability, "wide" if name.endswith(WIDE) else "narrow"
+    target = KernelTarget(info.compute_capability, info.ptx_version, SHARED_BASE, assembler.name)
+    width = "wide" if name.endswith(WIDE) else "narrow"
+    wanted = KernelJob(TENANT, kernel.text.encode(), kernel.entry, info.compute_capability, width, target)
+    ptxas = KernelAssembler(assembler, info.compute_capability, info.ptx_version, (99, 0))
     try:
-        KernelCache(Compiling(), guarded=True, store=store(folder)).draft(key, text, NEVER)  # type: ignore[arg-type]
+        store(folder).put(wanted.name, encode(compile_guarded(wanted, ptxas.compile_kernel, NEVER)))
     except TensorWasmError as error:
         return f"refused: {error.kind}"
     return "ok"
@@ -129,6 +123,7 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
     from tensorwasm.gpu.device.limits import SessionLimits  # noqa: PLC0415
     from tensorwasm.gpu.limits.accounts import Accounts  # noqa: PLC0415
     from tensorwasm.gpu.opening import open_device  # noqa: PLC0415
+    from tensorwasm.gpu.resources.guarded_compiler import LocalCompiler  # noqa: PLC0415
     from tensorwasm.gpu.shared_device import SharedDevice  # noqa: PLC0415
     from tensorwasm.values import NEVER  # noqa: PLC0415
 
@@ -137,10 +132,11 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
     for tenant in (TENANT, VICTIM):
         accounts.register(tenant, WIDE_BYTES)
     limits = SessionLimits(device_bytes=WIDE_BYTES)
+    compiler = LocalCompiler(device, store(folder)) if device.assembler else None
     secret = rng.randbytes(VICTIM_BYTES)
     words = set(struct.unpack(f"<{VICTIM_BYTES // 8}Q", secret))
     with (
-        SharedDevice(device, accounts, guarded=True, store=store(folder)) as shared,
+        SharedDevice(device, accounts, guarded=True, compiler=compiler) as shared,
         shared.open_session(VICTIM) as own,
     ):
         theirs = own.buffers.allocate(VICTIM_BYTES)
