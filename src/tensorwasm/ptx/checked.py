@@ -99,7 +99,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AccessReport:
     """The first access that was outside: where in the program, the address, and the thread."""
 
     site: int
@@ -142,12 +142,12 @@ def ranges_of(ranges: Sequence[tuple[int, int]]) -> bytes:
     return head[:60] + struct.pack("<I", len(merged)) + b"".join(struct.pack("<QQ", *each) for each in merged)
 
 
-def read_report(record: bytes, sites: int) -> Report | None:
+def read_report(record: bytes, sites: int) -> AccessReport | None:
     """Return what a record reports, None if nothing, or nothing that the checks can have written."""
     mark, claimed, site, address, *threads, _ = _REPORT.unpack_from(record)
     if mark != MARK or claimed != 1 or site >= sites:
         return None
-    return Report(site, address, tuple(threads[:3]), tuple(threads[3:]))
+    return AccessReport(site, address, tuple(threads[:3]), tuple(threads[3:]))
 
 
 def _is_file(item: object) -> TypeGuard[Directive]:

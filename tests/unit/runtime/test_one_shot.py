@@ -27,6 +27,9 @@ from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.sandbox import linker, state
 from tensorwasm.guest.sandbox.state import STATES
+from tensorwasm.runtime import Grants
+from tensorwasm.runtime.executor.local import LocalExecutor
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.one_shot import PooledSandbox
 from tensorwasm.values import Deadline
 
@@ -371,3 +374,49 @@ def test_a_window_that_was_cleared_long_ago_serves_again(native, monkeypatch):
             assert function.invoke("fill", **GPU).values == (42,)
             now_ns[0] += 1_000_000
             assert len(idle(function)) == 1
+
+
+@pytest.mark.parametrize(
+    ("isolation", "export"),
+    [("stream", "spin"), ("stream", "calls"), ("guarded", "spin"), ("guarded", "calls"), ("guarded", "runaway")],
+)
+def test_a_guest_is_ended_from_another_thread(native, isolation, export):
+    with Runtime(device="emulator", isolation=isolation) as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        assert function.dispatch.call("nothing", (), announce=lambda _: None, **GPU).values == ()
+        before, ended = idle(function), threading.Event()
+        assert before
+
+        def announce(stop):
+            threading.Thread(target=lambda: (stop(), ended.set())).start()
+
+        with pytest.raises((GuestTrap, InvokeTimeout)):
+            function.dispatch.call(export, (), announce=announce, **GPU)
+        assert ended.wait(60)
+        assert idle(function) == before
+        assert function.dispatch.call("fill", (), announce=lambda _: None, **GPU).values == (42,)
+
+
+def test_what_ends_a_guest_ends_no_other_that_its_sandbox_serves(native):
+    stops = []
+    with Runtime(device="emulator") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        for _ in range(3):
+            assert function.dispatch.call("fill", (), announce=stops.append, **GPU).values == (42,)
+            stops[-1]()
+        assert len(idle(function)) == 1
+
+
+def test_an_executor_makes_short_calls_on_its_own_thread(native, monkeypatch):
+    with Runtime(device="emulator") as runtime:
+        executor = LocalExecutor(runtime)
+        request = Request(module=bytes(wat2wasm(WAT)), export="fill", grants=Grants(cuda=True), memory_kind="staged")
+        pending = executor.submit(request)
+        assert pending.result(60).values == (42,)
+        assert pending.waits
+        monkeypatch.setattr("tensorwasm.runtime.executor.local.SLOW_S", -1.0)
+        assert executor.submit(request).result(60).values == (42,)
+        later = executor.submit(request)  # its last call took long
+        assert later.result(60).values == (42,)
+        assert not later.waits
+        executor.close()

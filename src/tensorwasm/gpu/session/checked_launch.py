@@ -14,13 +14,13 @@ from tensorwasm.gpu.device.arguments import Argument, HostWindow
 from tensorwasm.gpu.session.core import SessionCore
 from tensorwasm.gpu.state.numbered import SessionStream
 from tensorwasm.gpu.state.resource_table import HeldKernel
-from tensorwasm.ptx.checked import MARK, RECORD_BYTES, Report, Site, ranges_of, read_report
+from tensorwasm.ptx.checked import MARK, RECORD_BYTES, AccessReport, Site, ranges_of, read_report
 from tensorwasm.values import Deadline
 
 _log: Final = logging.getLogger(__name__)
 
 
-class _Range(NamedTuple):
+class _Allowed(NamedTuple):
     """Memory that the kernel may access."""
 
     start: int
@@ -50,14 +50,14 @@ class CheckedLaunch:
         self._core, self._kernel, self._deadline = core, kernel, deadline
         self._record_at = data.address + guarded.data.image.index(MARK)
         end = data.address + data.size_bytes
-        self._ranges = [_Range(data.address, end, "the variables of its module")]
+        self._ranges = [_Allowed(data.address, end, "the variables of its module")]
         for handle, region in core.table.buffers.items():
             end = region.address + region.size_bytes
-            self._ranges.append(_Range(region.address, end, f"buffer {handle} of {region.size_bytes} bytes"))
+            self._ranges.append(_Allowed(region.address, end, f"buffer {handle} of {region.size_bytes} bytes"))
         for window in windows:
             if isinstance(window, HostWindow):
                 end, what = window.address + window.length_bytes, f"a window of {window.length_bytes} bytes"
-                self._ranges.append(_Range(window.address, end, what))
+                self._ranges.append(_Allowed(window.address, end, what))
         core.work.wait_all(deadline)
         table = ranges_of([(each.start, each.end) for each in self._ranges])
         core.device.write(self._record_at, table, None, deadline)
@@ -81,7 +81,7 @@ class CheckedLaunch:
             _log.warning("%s", explained)  # the guest may hide it
             raise KernelFault(explained) from None
 
-    def _explain(self, site: Site, report: Report) -> str:
+    def _explain(self, site: Site, report: AccessReport) -> str:
         """Return the report for people."""
         address, end = report.address, report.address + site.size_bytes
         nearest = min(self._ranges, key=lambda each: max(each.start - address, end - each.end, 0))

@@ -337,6 +337,12 @@ class Session:
         self._clearing, core.layout.clearing = None, 0
         return True
 
+    def stop_kernels(self) -> None:
+        """Tell guarded kernels of the session to stop, from any thread; it is to be closed then."""
+        window = self._core.window
+        if window is not None and not self._core.closed:
+            window.stop.stopping = True
+
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
 

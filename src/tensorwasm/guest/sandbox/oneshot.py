@@ -69,7 +69,10 @@ class NotCleared(Exception):
 class OneShotSandbox:
     """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
-    After an error, close first its session and then this. ``exit_code`` is what the guest of the last call left with.
+    `call` is given a ``drain``, which it does not call if the guest ended well and no device reaches its memory. Besides
+    what an `Instance` does it raises CapacityExhausted if the pool is full or the thread's stack too small, DeviceLost
+    if the device's context was replaced, and `NotCleared` while the session's window is not clear. A guest that leaves
+    while it is called only sets ``exit_code``. After an error, close first its session and then this.
     """
 
     __slots__ = (
@@ -143,19 +146,12 @@ class OneShotSandbox:
         services: Mapping[str, object],
         deadline: Deadline | None,
         drain: Callable[[], bool] | None,
-        config: WasiConfig | None = None,
     ) -> Sequence[codec.Number]:
-        """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it.
-
-        ``drain`` is not called if the guest ended well and no device reaches its memory. A module with WASI needs a
-        ``config`` without directories. Also raises CapacityExhausted if the pool is full or the thread's stack too
-        small, DeviceLost if the device's context was replaced, and what `wasi.prepare` raises; a guest that leaves
-        while it is called only sets `exit_code`. Where the session's window is not yet clear, `NotCleared` is raised.
-        """
+        """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it."""
         plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
         if args or plan.params:
             plan.write(self._cells, 0, args)
-        state.wasi, self.exit_code = None, 0
+        self.exit_code = 0
         engine.reserve_slot()
         started_ns = time.monotonic_ns()
         try:
@@ -166,8 +162,6 @@ class OneShotSandbox:
             if end_ns is not None and started_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
-            if config is not None:
-                self._give_wasi(config)
             state.arm(started_ns, end_ns)
             descriptor.keeps = brief = self._brief
             descriptor.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
@@ -178,28 +172,27 @@ class OneShotSandbox:
             if (status or state.error is not None) and self._raise_failure(status):
                 return ()
         finally:
-            self._finish(drain, started_ns)
+            if image is not None:
+                memory_creator.supply(None)
+            if descriptor.store:
+                self._delete(drain, time.monotonic_ns() - started_ns)
+            if not self._compiled:
+                self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
+            interrupted = state.error
+            state.end()
+            if not self._stuck:
+                engine.release_slot()
+            if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
+                raise interrupted
         return plan.read(self._cells, 0)
 
-    def _finish(self, drain: Callable[[], bool] | None, started_ns: int) -> None:
-        """Delete what a call has left, and release its slot."""
-        state = self._state
-        if self._image is not None:
-            memory_creator.supply(None)
-        if self._order.store:
-            self._delete(drain, time.monotonic_ns() - started_ns)
-        if not self._compiled:
-            self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
-        interrupted = state.error
-        state.end()
-        if not self._stuck:
-            self._engine.release_slot()
-        if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
-            raise interrupted
+    def cancel(self) -> None:
+        """End the running call, or else the next one, from any thread: it raises `GuestTrap` named ``cancelled``."""
+        self._state.cancel()
 
     def close(self) -> None:
         """Recycle the session layout; its session must be closed. Idempotent."""
-        self._give_wasi(None)
+        self.give_wasi(None)
         state = STATES.pop(self._state.token, None) if not self._stuck else None
         if state is not None and state.layout is not None:
             return_layout(state.layout)
@@ -209,8 +202,11 @@ class OneShotSandbox:
         """The host's side of the last call's WASI context; None without."""
         return self._state.wasi
 
-    def _give_wasi(self, config: WasiConfig | None) -> None:
-        """Describe the WASI context of the next store; one that no store has got is freed."""
+    def give_wasi(self, config: WasiConfig | None) -> None:
+        """Give the next call of a module with WASI its context, without directories; one that no store got is freed.
+
+        Raises what `wasi.prepare` raises.
+        """
         descriptor, state = self._order, self._state
         if descriptor.wasi:
             KEEPING.wasi_config_delete(descriptor.wasi)

@@ -84,8 +84,7 @@ class Runtime:
             slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
             gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, else 64 GiB, a process's cap.
             place: where a share of a GPU lies among those of other processes; None for anywhere.
-            jit: whether a GPU's driver may compile PTX of guests itself where ptxas cannot. It does so in this process,
-                and is known to crash: False where tenants who distrust each other share it.
+            jit: whether a GPU's driver, which is known to crash, may compile PTX that ptxas cannot, in this process.
             isolation: of kernels on a GPU, in this one process: ``guarded``, or not. None takes TENSOR_WASM_ISOLATION.
             checked: whether kernels, which are guarded then, check their accesses and report the first one outside.
 

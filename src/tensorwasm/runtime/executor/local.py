@@ -19,14 +19,23 @@ from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.deployed_module import check_export
-from tensorwasm.runtime.invoke.full import Announce
-from tensorwasm.runtime.invoke.invocation import CallOptions, Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import (
+    Announce,
+    CallOptions,
+    Invocation,
+    Listener,
+    OutputName,
+    PendingInvocation,
+)
 from tensorwasm.values import Deadline
 
 PLACES: Final = 32
 """Calls that run at a time in one process; more wait."""
 
 THREADS: Final = 256
+SLOW_S: Final = 0.02
+SLOW_FOR_S: Final = 1.0
+"""A function whose call with a device took so long has its next ones as fibers, for so long."""
 
 StoppableCall = Callable[[Announce], Invocation]
 """Makes a call on the thread that it is called on, given what takes the way to stop it."""
@@ -50,6 +59,7 @@ class LocalExecutor:
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
         self._fibers: set[PendingInvocation] = set()
+        self._here = threading.Semaphore(max(1, places // 2))
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -100,7 +110,9 @@ class LocalExecutor:
             if request.grants.cuda:
                 self._admit(request)
             if request.grants.cuda and listener is None:
-                self._watch(function.dispatch.submit(request.export, request.args, cast("CallOptions", given)), pending)
+                if not self._run_here(function, request, given, pending):
+                    options = cast("CallOptions", given)
+                    self._watch(function.dispatch.submit(request.export, request.args, options), pending)
                 return
 
             def call(announce: Announce) -> Invocation:
@@ -114,6 +126,28 @@ class LocalExecutor:
             pending.settle(GuestTrap("the call was stopped before it began", "cancelled"))
         except Exception as error:  # noqa: BLE001 - it is the call's outcome
             pending.settle(error)
+
+    def _run_here(
+        self, function: Function, request: Request, given: dict[str, Any], pending: PendingInvocation
+    ) -> bool:
+        """Make a one-shot call on this thread, if its function is seldom slow and few others do; return whether it was.
+
+        A fiber changes threads eight times for a call, which takes longer than most kernels.
+        """
+        began_s = time.monotonic()
+        dispatch = function.dispatch
+        if began_s < function.slow_until_s or not self._here.acquire(blocking=False):
+            return False
+        try:
+            if dispatch.plan(request.export, request.grants, request.tenant, request.memory_kind) is None:
+                return False
+            pending.waits = True
+            run_call(lambda announce: dispatch.call(request.export, request.args, announce=announce, **given), pending)
+        finally:
+            self._here.release()
+            if time.monotonic() - began_s > SLOW_S:
+                function.slow_until_s = time.monotonic() + SLOW_FOR_S
+        return True
 
     def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
         """Settle a request with its fiber's outcome."""

@@ -26,10 +26,11 @@ from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.runtime.invoke.device_access import is_direct, resolve_memory_kind, wants_compiled
-from tensorwasm.runtime.invoke.full import Announce, FullJob, run_full
+from tensorwasm.runtime.invoke.full import FullJob, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
 from tensorwasm.runtime.invoke.invocation import (
+    Announce,
     CallInputs,
     CallOptions,
     Invocation,
@@ -179,10 +180,10 @@ class Dispatcher:
     ) -> Invocation:
         """Make a call on this thread, with the keyword arguments of `tensorwasm.runtime.Function.invoke`.
 
-        With `announce`, which is given what ends the guest from any thread, the call is a full one.
+        With `announce`, which is given what ends the guest from any thread, a call without a GPU is a full one.
         """
         module, granted = self._module, parse_grants(given.get("grants", ()))
-        if announce is None:
+        if announce is None or granted.cuda:
             plan = self.plan(export, granted, given.get("tenant", DEFAULT_TENANT), given.get("memory_kind"))
             if plan is not None:
                 if on_device is not None and granted.cuda:
@@ -198,7 +199,8 @@ class Dispatcher:
                         stdout=given.get("stdout"),
                         stderr=given.get("stderr"),
                     )
-                return plan.invoke(args, given.get("input", b""), given.get("on_chunk"), given.get("deadline"), config)
+                sent = given.get("input", b""), given.get("on_chunk"), given.get("deadline")
+                return plan.invoke(args, *sent, config, announce)
         given["grants"] = granted
         return run_full(make_call(module, export, args, **given), on_device=on_device, announce=announce)
 

@@ -27,7 +27,7 @@ from tensorwasm.runtime.invoke.device_access import (
     prefer_huge_pages,
     wants_compiled,
 )
-from tensorwasm.runtime.invoke.invocation import Call, Invocation, PendingInvocation, call_export, written
+from tensorwasm.runtime.invoke.invocation import Announce, Call, Invocation, PendingInvocation, call_export, written
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.native.layout import SessionLayout
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.sandbox.state import GuestState
     from tensorwasm.values import DeviceInfo
-
-Announce = Callable[[Callable[[], None]], object]
-"""Called with what ends a sandbox, from any thread."""
 
 
 def run_full(

@@ -38,6 +38,10 @@ Listener = Callable[[OutputName, bytes], bool]
 """Takes output as it is written, one ``emit-chunk`` a time, and returns whether its client still reads."""
 
 
+Announce = Callable[[Callable[[], None]], object]
+"""Called with what ends a sandbox, from any thread."""
+
+
 class Invocation(NamedTuple):
     """The outcome of one call."""
 
@@ -78,6 +82,7 @@ class PendingInvocation(Future[Invocation]):
         self.hook = StopHook()  # stops the call; for what runs it
         # How long the guest has run, without waits and other guests' turns; None unless it was measured.
         self.spent_ns: int | None = None
+        self.waits = False  # whether it is settled on a thread that may wait
 
     def cancel(self) -> bool:
         """End without an outcome, and stop the call as soon as possible; False if there is an outcome."""

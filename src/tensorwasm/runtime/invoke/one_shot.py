@@ -7,6 +7,7 @@ keeps sandboxes for further calls: each serves one guest after the other, as lon
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from tensorwasm.guest.sandbox.oneshot import NotCleared, OneShotSandbox, SavedSt
 from tensorwasm.guest.sandbox.oneshot_fiber import OneShotFiber
 from tensorwasm.guest.sandbox.state import earlier
 from tensorwasm.runtime.invoke.device_access import end_session
-from tensorwasm.runtime.invoke.invocation import Chunks, Invocation, PendingInvocation, WrittenOutput, written
+from tensorwasm.runtime.invoke.invocation import Announce, Chunks, Invocation, PendingInvocation, WrittenOutput, written
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -94,11 +95,40 @@ class PooledSandbox:
             self._service.last_error = b""
         return self.session is None or self.session.renew()
 
+    def cancel(self) -> None:
+        """End the guest and its kernels, from any thread; the sandbox is to be closed then."""
+        self.sandbox.cancel()
+        if self.session is not None:
+            self.session.stop_kernels()
+
     def close(self) -> None:
         """Close the session, and return its memory layout."""
         if self.session is not None:
             self.session.close()
         self.sandbox.close()
+
+
+class _Stop:
+    """Ends the guest of one call, from any thread, but no other that its sandbox serves afterwards."""
+
+    __slots__ = ("_lock", "_pooled", "used")
+
+    def __init__(self, pooled: PooledSandbox) -> None:
+        self._pooled: PooledSandbox | None = pooled
+        self._lock = threading.Lock()
+        self.used = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._pooled is not None:
+                self.used = True
+                self._pooled.cancel()
+
+    def end(self) -> bool:
+        """Do nothing from now on; return whether the guest was told to end."""
+        with self._lock:
+            self._pooled = None
+        return self.used
 
 
 def _call(
@@ -110,13 +140,15 @@ def _call(
 ) -> tuple[tuple[Number, ...], int]:
     """Run a guest; return its results and exit code. A `GuestError` carries what the guest had written."""
     sandbox, session = pooled.sandbox, pooled.session
+    if config is not None:
+        sandbox.give_wasi(config)
     try:
         try:
-            values = sandbox.call(args, services, deadline, pooled.drain, config)
+            values = sandbox.call(args, services, deadline, pooled.drain)
         except NotCleared:
             if session is None or not session.await_clearing():
                 raise CapacityExhausted("the GPU is too busy to clear its memory between two guests") from None
-            values = sandbox.call(args, services, deadline, pooled.drain, config)
+            values = sandbox.call(args, services, deadline, pooled.drain)
         return tuple(values), sandbox.exit_code
     except GuestError as error:
         error.stdout, error.stderr, *_ = written(sandbox.wasi)
@@ -158,27 +190,33 @@ class OneShotPlan(_Plan[PooledSandbox]):
         on_chunk: Callable[[bytes], bool] | None,
         deadline: Deadline | None,
         config: WasiConfig | None = None,
+        announce: Announce | None = None,
     ) -> Invocation:
         """Make a call; `tensorwasm.runtime.Function.invoke` documents arguments and errors.
 
-        A module with WASI needs a ``config``, without directories.
+        A module with WASI needs a ``config``, without directories. ``announce`` is given what ends the guest.
         """
         started_s = time.perf_counter()
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
+        stop = None if announce is None else _Stop(pooled)
         try:
+            if announce is not None and stop is not None:
+                announce(stop)
             if self.sends_output:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
             values, exit_code = _call(pooled, args, services, deadline, config)
             gpu = pooled.left[0] if pooled.left else session.statistics() if session is not None else None
         except BaseException:
+            if stop is not None:
+                stop.end()
             pooled.close()
             raise
-        if pooled.session is None and len(self._idle) < MAX_IDLE:
+        if pooled.session is None and stop is None and len(self._idle) < MAX_IDLE:
             self._idle.append(pooled)  # without a session nothing has to be restored
         else:
-            self._put(pooled)
+            self._put(pooled, stop)
         chunks = tuple(collected.chunks) if collected is not None else ()
         wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)
         elapsed_s = time.perf_counter() - started_s
@@ -241,9 +279,10 @@ class OneShotPlan(_Plan[PooledSandbox]):
             return_layout(layout)
             raise
 
-    def _put(self, pooled: PooledSandbox) -> None:
-        """Keep a sandbox for the next guest, if its first state can be restored."""
-        if len(self._idle) >= MAX_IDLE or not pooled.renew():
+    def _put(self, pooled: PooledSandbox, stop: _Stop | None) -> None:
+        """Keep a sandbox for the next guest, if its last one was not ended and its first state can be restored."""
+        ended = stop is not None and stop.end()
+        if ended or len(self._idle) >= MAX_IDLE or not pooled.renew():
             pooled.close()
             return
         if pooled.session is not None:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError, TensorWasmError
+from tensorwasm.gpu.device.port import Stream
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
 from tensorwasm.gpu.session import SessionStatistics
@@ -88,6 +90,8 @@ class Counter:
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
         self._sickness = ""
+        self._idle: Stream | None = None
+        self._reader = 0
         self._told_s: dict[str, float] = {}
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
         self._answers = ThreadPoolExecutor(_ANSWERERS, thread_name_prefix="tensorwasm-answer")
@@ -110,6 +114,7 @@ class Counter:
         Raises:
             BrokenFrame: the parent does not keep to the protocol.
         """
+        self._reader = threading.get_ident()
         handler = self._handlers.get(type(frame))
         if handler is None:
             raise BrokenFrame(f"a {type(frame).__name__} where none belongs")
@@ -215,7 +220,7 @@ class Counter:
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
         call = self._calls[frame.request] = _Call(frame, OutputWindow(ends))
         call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
-        call.ticket.add_done_callback(lambda ended: self._answers.submit(self._answer, call, ended))
+        call.ticket.add_done_callback(partial(self._ended, call))
 
     def _request(self, frame: InvokeFrame) -> Request:
         return Request(
@@ -247,6 +252,12 @@ class Counter:
             if call.heard:
                 self._line.send(OutputFrame(call.frame.request, name, part))
             return call.heard
+
+    def _ended(self, call: _Call, done: Future[Invocation]) -> None:
+        if call.ticket is not None and call.ticket.waits and threading.get_ident() != self._reader:
+            self._answer(call, done)
+        else:
+            self._answers.submit(self._answer, call, done)
 
     def _answer(self, call: _Call, done: Future[Invocation]) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
@@ -292,9 +303,9 @@ class Counter:
         """
         try:
             device = self._runtime.open_device()
-            stream = device.open_stream()
+            with self._lock:
+                stream = self._idle = self._idle or device.open_stream()
             device.ended(stream)
-            device.close_stream(stream)
         except (HostError, GuestError) as error:
             with self._lock:
                 told, self._sickness = bool(self._sickness), self._sickness or clean(error.message)
