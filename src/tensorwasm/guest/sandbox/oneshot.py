@@ -69,7 +69,7 @@ class NotCleared(Exception):
 class OneShotSandbox:
     """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
-    `call` is given a ``drain``, which it does not call if the guest ended well and no device reaches its memory. Besides
+    `call` is given a ``drain``, which it does not call if the guest ended well and no device reaches its memory. Beside
     what an `Instance` does it raises CapacityExhausted if the pool is full or the thread's stack too small, DeviceLost
     if the device's context was replaced, and `NotCleared` while the session's window is not clear. A guest that leaves
     while it is called only sets ``exit_code``. After an error, close first its session and then this.
