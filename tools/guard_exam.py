@@ -120,6 +120,7 @@ def prepare(job: tuple[str, str, bytes]) -> str:
 
 def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple[object, ...]]:
     """Yield what happens: ``(event, kernel, ...)``."""
+    from tensorwasm.gc_pause import collect_seldom  # noqa: PLC0415
     from tensorwasm.gpu.device.limits import SessionLimits  # noqa: PLC0415
     from tensorwasm.gpu.limits.accounts import Accounts  # noqa: PLC0415
     from tensorwasm.gpu.opening import open_device  # noqa: PLC0415
@@ -135,6 +136,7 @@ def child(names: Iterable[str], folder: str, device_name: str) -> Iterator[tuple
     compiler = LocalCompiler(device, store(folder)) if device.assembler else None
     secret = rng.randbytes(VICTIM_BYTES)
     words = set(struct.unpack(f"<{VICTIM_BYTES // 8}Q", secret))
+    collect_seldom()  # as a worker does
     with (
         SharedDevice(device, accounts, guarded=True, compiler=compiler) as shared,
         shared.open_session(VICTIM) as own,

@@ -1,6 +1,8 @@
 """The collector of cycles pauses for one block at a time, and is on again afterwards."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -55,3 +57,24 @@ def test_a_block_that_begins_inside_another_does_not_make_the_pause_longer():
     assert gc.isenabled()
     with gc_paused():
         assert not gc.isenabled()
+
+
+def test_a_process_that_serves_never_visits_again_what_it_had():
+    child = """
+import gc, weakref
+from tensorwasm.gc_pause import collect_seldom
+class Node: pass
+def cycle():
+    node = Node(); node.own = node
+    return weakref.ref(node)
+before, usual = cycle(), gc.get_threshold()
+kept = Node(); kept.own = kept; late = weakref.ref(kept)
+collect_seldom()
+assert before() is None
+del kept
+after = cycle()
+gc.collect()
+assert after() is None and late() is not None
+assert all(now > then for now, then in zip(gc.get_threshold(), usual, strict=True))
+"""
+    subprocess.run([sys.executable, "-c", child], check=True, timeout=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -18,6 +17,7 @@ from granian.http import HTTP1Settings, HTTP2Settings
 from granian.server.embed import Server
 
 from tensorwasm.errors import HostError, TensorWasmError
+from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.server.arrivals import spawner
 from tensorwasm.server.pipeline import Application, DegradedApplication
 from tensorwasm.server.process.address import ListenAddress, clear, is_reached
@@ -40,9 +40,6 @@ STREAMS: Final = 128
 MAX_CONNECTIONS: Final = 50_000
 SPARE_FILES: Final = 512
 """Descriptors that are not for connections."""
-
-COLLECTIONS: Final = (20_000, 20, 50)
-"""When Python looks for cycles: requests leave none, so seldom."""
 
 AGAIN_S: Final = 1.0
 """How often it is tried to open what could not be opened."""
@@ -75,9 +72,7 @@ async def serve(
     sys.setswitchinterval(SWITCH_S)
     try:
         async with _listening(application, address):
-            gc.collect()
-            gc.freeze()  # what was loaded stays: no collection looks at it again
-            gc.set_threshold(*COLLECTIONS)
+            collect_seldom()
             ready()
             await stopping.wait()
             await application.drain(service.settings.drain_s)

@@ -180,7 +180,7 @@ def bench(
         str,
         typer.Argument(
             help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, quota, sandbox, "
-            "soak, start or waiting."
+            "shares, soak, start, tenants or waiting."
         ),
     ],
     *,

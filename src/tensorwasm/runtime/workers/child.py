@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
+from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.workers.counter import Counter
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if compiler is not None:
         runtime.share().compile_with(compiler)
+    collect_seldom()
     link_to_parent.send(ready)
     counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime, compiler)
     _serve(counter, frames, runtime, setup)
