@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cases import Buffer, cases
+from fakes.emulation import kernel as emulated_kernel
 from oracles.guarded_runs import Launch, guarded_runs
 from oracles.guarding import guarded_text
 from tensorwasm import ptx
@@ -78,3 +79,13 @@ def test_guarded_results_are_the_same_to_the_bit(runs, wide_runs, case):
         assert status == 0
         for plain, kept in zip(expected, found, strict=True):
             assert (plain == kept).all()
+
+
+@pytest.mark.parametrize("between", range(1, 12))
+def test_many_calls_of_a_costly_function_are_accepted(between):
+    """What counts their work never stands between an argument and its call."""
+    loads = "ld.global.u64 %a, [%a];\n" * 20
+    work = f".func chase(.param .b64 first) {{ .reg .b64 %a; ld.param.b64 %a, [first];\n{loads} ret; }}"
+    call = "{ .param .b64 given; st.param.b64 [given], %rd1; call chase, (given); }\n"
+    text = emulated_kernel(call.join(["add.u64 %rd1, %rd1, 8;\n" * between] * 30), before=work)
+    assert guarded_text(text, "k").kernel is not None

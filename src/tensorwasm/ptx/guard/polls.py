@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.ptx.guard.counting import CountedLoop, NewRegister, counted_loops, turns
 from tensorwasm.ptx.guarded import COUNTER, FUEL, FUEL_COMMON, FUEL_USED
-from tensorwasm.ptx.model import Directive, Instruction, Label, Name, Statement, TargetList
+from tensorwasm.ptx.model import Directive, Instruction, Label, Name, Statement, TargetList, Variable
 from tensorwasm.ptx.templates.polls import (
     Poll,
     again_label,
@@ -18,7 +18,7 @@ from tensorwasm.ptx.templates.polls import (
     counted_branch,
     pay_turns,
 )
-from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, sums
+from tensorwasm.ptx.verifier.costs import ForwardWork, branch_targets, cost, ends_run, sums
 from tensorwasm.ptx.verifier.turns import Turns
 
 _TEMPLATES: Final = 256
@@ -61,6 +61,23 @@ def add_charges(
     return charging.made
 
 
+def _calls(body: list[Statement], total: Sequence[int]) -> dict[int, int]:
+    """Return the work from the first argument of each call to its end, by where that argument is declared.
+
+    What hands over the launch parameter stands between the arguments and the call, and nothing else may.
+    """
+    found, first = dict[int, int](), -1
+    for at, statement in enumerate(body):
+        if isinstance(statement, Variable) and statement.space == "param":
+            first = at if first < 0 else first
+        elif isinstance(statement, Instruction) and statement.opcode == "call" and first >= 0:
+            found[first] = total[at + 1] - total[first]
+            first = -1
+        elif ends_run(statement):
+            first = -1
+    return found
+
+
 class _Charging:
     def __init__(
         self,
@@ -81,6 +98,7 @@ class _Charging:
         self._lists = {each.label: each.targets for each in body if isinstance(each, TargetList)}
         self._turns = turns
         self._total = sums(body, functions, turns.more)
+        self._calls = _calls(body, self._total)
         self._outermost: dict[int, int] = {}
         self._uncounted: set[int] = set()
         for loop in sorted(turns.loops.values(), key=lambda loop: -loop.branch):
@@ -102,6 +120,7 @@ class _Charging:
         if at in self._loops:
             self._pay(at, self._loops[at])
         work = cost(statement, self._functions) if isinstance(statement, Instruction) else 0
+        work = self._calls.get(at, work)
         work = self._outermost.get(at, 0 if at in self._uncounted else work)
         if work and self._forward.amount and self._forward.amount + work > _MOST_UNCOUNTED:
             self._count_forward()
