@@ -94,7 +94,12 @@ def test_an_inline_call_initialises_too(runtime):
     function.engine.require_ticker()
     function.dispatch.prepare_pure()
     function.invoke("get")
-    found = next(filter(None, (function.dispatch.begin_pure("get", (), "default") for _ in range(1000))))
+    for _ in range(1000):
+        found = function.dispatch.begin_pure("get", (), "default")
+        if found is not None:
+            break
+        function.long = False  # another process had the processor meanwhile
+    assert found is not None
     assert found.values == (11,)
 
 
