@@ -171,3 +171,11 @@ def test_an_ask_for_a_call_that_has_ended_is_refused(open_executor):
     assert ask(executor, export="ask_late").values == (7,)
     assert ask(executor, export="pid", tenant="bob").values
     assert not asked.jobs
+
+
+def test_a_guest_with_an_empty_text_gets_a_code_and_its_worker_goes_on(open_executor, runs):
+    executor = open_executor("images", KernelService(Store()))
+    assert loads(executor, guest(1))
+    (worker,) = executor.workers()
+    assert not loads(executor, guest(2, ""))
+    assert [each.pid for each in executor.workers()] == [worker.pid]

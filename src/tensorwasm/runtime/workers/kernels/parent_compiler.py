@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from itertools import count
 
-from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, MalformedPtx, TensorWasmError
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.gpu.resources.kernel_store import StoredKernel, decode
 from tensorwasm.runtime.workers.frames import MAX_ASKS, AskFrame, AskPartFrame
@@ -27,6 +27,8 @@ class ParentCompiler:
 
     def compile(self, job: KernelJob, deadline: Deadline) -> StoredKernel:
         """See `KernelCompiler.compile`."""
+        if not job.text:  # it would have no part, and the parent takes an ask without any for a broken process
+            raise MalformedPtx("the PTX is empty")
         answer: Future[bytes] = Future()
         if not self._room.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
             raise InvokeTimeout("the deadline passed while others' kernels were compiled")
