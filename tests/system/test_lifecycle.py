@@ -14,6 +14,14 @@ import httpx
 import pytest
 
 ADD = base64.b64encode((Path(__file__).parents[2] / "bench/guests/add.wasm").read_bytes()).decode()
+CRASH_AS_IT_SERVES = """
+import os, sys
+from tensorwasm.server.process.address import ListenAddress
+from tensorwasm.server.process.starting import run
+from tensorwasm.server.process.supervisor import ServeOptions
+
+run(ServeOptions(ListenAddress(path=sys.argv[1])), lambda: os._exit(9))
+"""
 SPIN = "AGFzbQEAAAABBAFgAAADAgEABwgBBHNwaW4AAAoJAQcAA0AMAAsL"
 
 
@@ -206,6 +214,15 @@ def test_without_authentication_pages_and_names_from_elsewhere_are_refused(start
         assert rebound.json()["error"]["kind"] == "host_denied"
         page = httpx.post(f"{server.url}/functions", content="{}", headers={"Origin": "https://evil.example"})
         assert page.json()["error"]["kind"] == "origin_denied"
+
+
+def test_a_server_that_crashes_as_soon_as_it_serves_has_said_where(tmp_path):
+    """The supervisor lets no later one announce it, so a client that waits for the line would wait forever."""
+    path = tmp_path / "s"
+    own = {"TENSOR_WASM_DATA": str(tmp_path / "data"), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", CRASH_AS_IT_SERVES, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (9, f"listening on http+unix://{path}\n"), done.stderr
 
 
 def test_a_socket_in_the_file_system_serves(tmp_path):

@@ -164,6 +164,7 @@ class TenantCatalog(msgspec.Struct, frozen=True, array_like=True):
 
 
 EMPTY: Final = TenantCatalog()
+_decode = msgspec.msgpack.Decoder(TenantCatalog).decode
 
 
 def blobs_gone(before: TenantCatalog, after: TenantCatalog) -> tuple[str, ...]:
@@ -196,6 +197,6 @@ def decode(data: bytes | None) -> TenantCatalog:
     if bytes(view[:HEAD_BYTES]) != _head(version_of(view), body):
         raise ArtifactCorrupt("the catalog of a tenant's artifacts is damaged")
     try:
-        return msgspec.msgpack.decode(body, type=TenantCatalog)
+        return _decode(body)
     except msgspec.MsgspecError:
         raise ArtifactCorrupt("the catalog of a tenant's artifacts is none of this version") from None

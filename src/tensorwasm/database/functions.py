@@ -75,6 +75,7 @@ class AliasRecord:
 
 
 _NEWEST_FIRST: Final = (FUNCTIONS.c.created_unix_ms.desc(), FUNCTIONS.c.id.desc())
+_decode_options = msgspec.json.Decoder(FunctionOptions).decode
 _function: Final = partial(decode, FunctionRecord)
 _alias: Final = partial(decode, AliasRecord)
 
@@ -203,7 +204,7 @@ def _is_alias(function_id: str, alias: str) -> tuple[ColumnElement[bool], ...]:
 
 
 def _options(row: Row[Any]) -> FunctionOptions:
-    return msgspec.json.decode(row.options, type=FunctionOptions)
+    return _decode_options(row.options)
 
 
 def _version(row: Row[Any]) -> VersionRecord:

@@ -88,6 +88,7 @@ def _unchanged(*, owned: bool) -> ColumnElement[bool]:
     return and_(SESSIONS.c.id == bindparam("session"), owner, SESSIONS.c.epoch == bindparam("term"))
 
 
+_decode_options = msgspec.json.Decoder(SessionOptions).decode
 _CHANGING: Final = ("status", "save", "calls", "saved_calls", "rewinds", "used_unix_ms")
 _FIND: Final = select(SESSIONS).where(SESSIONS.c.id == bindparam("session"))
 _WRITE: Final = tuple(
@@ -117,7 +118,7 @@ def find_session(connection: Connection, session_id: str) -> SessionRecord | Non
 
 def session_of(row: Row[Any]) -> SessionRecord:
     """Return the record of a whole row."""
-    return decode(SessionRecord, row, options=msgspec.json.decode(row.options, type=SessionOptions))
+    return decode(SessionRecord, row, options=_decode_options(row.options))
 
 
 def count_sessions(connection: Connection, tenant: int, most: int) -> int:

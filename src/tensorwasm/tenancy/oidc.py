@@ -54,6 +54,10 @@ class _Jwks(msgspec.Struct, frozen=True):
     keys: list[msgspec.Raw]
 
 
+_decode_set = msgspec.json.Decoder(_Jwks).decode
+_decode_key = msgspec.json.Decoder(_Jwk).decode
+
+
 _KINDS: Final[Mapping[tuple[str, str], tuple[str, tuple[str, ...]]]] = {
     ("RSA", ""): ("RS256", ("n", "e")),
     ("EC", "P-256"): ("ES256", ("crv", "x", "y")),
@@ -77,7 +81,7 @@ def parse_keys(text: bytes) -> Keys:
     if len(text) > MAX_JWKS_BYTES:
         raise ValueError("too long")
     try:
-        rows = msgspec.json.decode(text, type=_Jwks).keys
+        rows = _decode_set(text).keys
     except (msgspec.DecodeError, RecursionError):
         raise ValueError("no JWK set") from None
     found = {place: key for row in rows[:MAX_KEYS] for place, key in _parse_key(row)}
@@ -91,7 +95,7 @@ def _parse_key(row: msgspec.Raw) -> list[tuple[tuple[str, str], Any]]:
     import jwt  # noqa: PLC0415 - only a service that accepts JWTs pays for it
 
     try:
-        jwk = msgspec.json.decode(row, type=_Jwk)
+        jwk = _decode_key(row)
         algorithm, members = _KINDS[jwk.kty, jwk.crv]
         if jwk.use != "sig" or "verify" not in jwk.key_ops or jwk.alg not in ("", algorithm):
             return []

@@ -153,6 +153,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     session: _Session | None
 
 
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+
 class Layout(msgspec.Struct, frozen=True):
     """What a head says: the instance without runs, input and texts, and where in the content those are.
 
@@ -248,7 +251,7 @@ def decode_head(data: bytes, content_bytes: int) -> Layout:
     if version != VERSION:
         raise UnknownVersion(f"the snapshot's head is of version {version}; this release reads {VERSION}")
     try:
-        head = msgspec.msgpack.decode(memoryview(data)[_PROLOGUE.size :], type=_Head)
+        head = _decode_head(memoryview(data)[_PROLOGUE.size :])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
         raise InvalidSnapshot(f"the snapshot's head does not decode: {error}") from None
     layout, end = _lay_out(head, len(data))

@@ -103,12 +103,16 @@ def _settings(options: ServeOptions) -> ServiceSettings:
 
 
 def _report_listening(options: ServeOptions, report: Callable[[], object], listening: threading.Event) -> None:
-    """Report that requests are accepted, to the parent and on standard output, unless `listening` is set; set it."""
+    """Report that requests are accepted, on standard output and then to the parent, unless `listening` is set; set it.
+
+    The parent lets no later server announce it, so a crash in between must not leave it unsaid or half a line.
+    """
     if not listening.is_set():
+        if options.announce:
+            sys.stdout.write(f"listening on {options.address.url}\n")
+            sys.stdout.flush()
         report()
         listening.set()
-        if options.announce:
-            print(f"listening on {options.address.url}", flush=True)  # noqa: T201 - the command's output
 
 
 async def _open(

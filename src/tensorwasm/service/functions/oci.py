@@ -63,6 +63,11 @@ class _Manifest(msgspec.Struct):
     media_type: str = msgspec.field(name="mediaType", default=_MANIFEST)
 
 
+_LAYOUTS: Final = msgspec.json.Decoder(_Layout)
+_INDICES: Final = msgspec.json.Decoder(_Index)
+_MANIFESTS: Final = msgspec.json.Decoder(_Manifest)
+
+
 def is_image(data: bytes) -> bool:
     """Return whether bytes begin like a tar archive, which no module does."""
     return len(data) >= BLOCK_BYTES and data[257:262] == b"ustar"
@@ -77,13 +82,13 @@ def read_image(data: bytes, module_bytes: int) -> bytes:
         ModuleTooLarge: the module has more than `module_bytes`; it was neither copied nor hashed.
     """
     files = read_tar(data)
-    if _decode(files, "oci-layout", _Layout).version.partition(".")[0] != "1":
+    if _decode(files, "oci-layout", _LAYOUTS).version.partition(".")[0] != "1":
         raise InvalidImage("the image's layout version is unknown")
-    index = _decode(files, "index.json", _Index)
+    index = _decode(files, "index.json", _INDICES)
     found = _only("manifest", index.manifests)
     if index.schema_version != 2 or found.media_type != _MANIFEST:
         raise InvalidImage(f"the image's index leads to something else than {_MANIFEST}")
-    manifest = _parse(_blob(files, found, MAX_JSON_BYTES), _Manifest)
+    manifest = _parse(_blob(files, found, MAX_JSON_BYTES), _MANIFESTS)
     if manifest.schema_version != 2 or manifest.media_type != _MANIFEST or manifest.config.media_type not in _CONFIGS:
         raise InvalidImage(f"the image's manifest is not one with a config of {' or '.join(sorted(_CONFIGS))}")
     _blob(files, manifest.config, MAX_JSON_BYTES)
@@ -116,16 +121,16 @@ def _blob(files: Mapping[str, memoryview], descriptor: _Descriptor, limit_bytes:
     return found
 
 
-def _decode(files: Mapping[str, memoryview], path: str, kind: type[_Document]) -> _Document:
+def _decode(files: Mapping[str, memoryview], path: str, decoder: msgspec.json.Decoder[_Document]) -> _Document:
     found = files.get(path)
     if found is None or len(found) > MAX_JSON_BYTES:
         raise InvalidImage(f"the image has no {path}, or one of more than {MAX_JSON_BYTES} bytes")
-    return _parse(found, kind)
+    return _parse(found, decoder)
 
 
-def _parse(document: memoryview, kind: type[_Document]) -> _Document:
+def _parse(document: memoryview, decoder: msgspec.json.Decoder[_Document]) -> _Document:
     try:
-        return msgspec.json.decode(document, type=kind)
+        return decoder.decode(document)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise InvalidImage("the image has a document that is not JSON, or not of its schema") from None
 

@@ -43,7 +43,7 @@ class ChainHead:
     def decode(cls, text: bytes) -> ChainHead | None:
         """Return the head in a file; None if the content is invalid."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            return _decode_head(text)
         except (msgspec.MsgspecError, UnicodeError):
             return None
 
@@ -75,6 +75,7 @@ class Chain:
 
 
 _decode = msgspec.json.Decoder(ChainLink).decode
+_decode_head = msgspec.json.Decoder(ChainHead).decode
 
 
 def read_link(line: bytes) -> ChainLink | None:
