@@ -63,12 +63,14 @@ class Assembler:
         release: its toolkit's release, such as (13, 0).
         wall_s: seconds that one run may take, of wall clock and of processor.
         memory_bytes: address space that one run may use.
+        apart: whether a run has a process group of its own; otherwise it ends with the group of its caller.
     """
 
     path: str
     release: Version
     wall_s: float = 60.0
     memory_bytes: int = 4 << 30
+    apart: bool = True
 
     @property
     def name(self) -> str:
@@ -130,7 +132,7 @@ class Assembler:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=self.apart,
             )
         try:
             self._confine(child.pid)
@@ -138,7 +140,7 @@ class Assembler:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(child)
+            _end(child, group=self.apart)
 
     def _confine(self, pid: int) -> None:
         # From outside: `preexec_fn` is unsafe in a process with threads.
@@ -226,10 +228,10 @@ def _release(path: str) -> Version | None:
     return parse_version(answer.stdout.partition("release")[2])
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its process group, and reap it."""
+def _end(child: subprocess.Popen[bytes], *, group: bool) -> None:
+    """Kill the child, with its process group if that is its own, and reap it."""
     if child.poll() is None:
-        if sys.platform == "win32":
+        if sys.platform == "win32" or not group:
             child.kill()
         else:
             os.killpg(child.pid, signal.SIGKILL)

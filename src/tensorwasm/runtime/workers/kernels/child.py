@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import IO, Final
 
@@ -92,6 +93,7 @@ def _open_compiler(target: KernelTarget) -> KernelAssembler:
     if found is None or found.name != target.assembler:
         raise DeviceUnavailable(f"{target.assembler} is not here any more: start the service again")
     # That it serves the device and its driver, the device's process has found out.
+    found = replace(found, apart=False)  # who kills this process kills its ptxas, too
     return KernelAssembler(found, target.compute_capability, target.ptx_version, (found.release[0], 0))
 
 

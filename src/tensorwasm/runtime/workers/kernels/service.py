@@ -8,37 +8,18 @@ one for these and for whatever their tenants bring in the next minute. Tenants t
 from __future__ import annotations
 
 import logging
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
-from tensorwasm.errors import (
-    CapacityExhausted,
-    DeviceUnavailable,
-    InternalError,
-    InvokeTimeout,
-    KernelTooLarge,
-    TensorWasmError,
-)
+from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, TensorWasmError
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
-from tensorwasm.runtime.workers.frames import BrokenFrame
-from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES, Answer, CompileJob
-from tensorwasm.runtime.workers.outcomes import rebuild_error
-from tensorwasm.runtime.workers.process import make_environment
+from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
 
-PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.kernels.child")
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
 SLOW_S: Final = 60.0
@@ -47,19 +28,11 @@ SLOW_FOR_S: Final = 60.0
 """For how long a tenant of one brings its kernels there."""
 MAX_WAITING: Final = 1024
 MAX_WAITING_EACH: Final = 64
-_START_S: Final = 20.0
-"""What a process gets to start, on top of its first kernel."""
-
 Outcome = bytes | TensorWasmError
 """A compiled kernel as `tensorwasm.gpu.resources.kernel_store.encode` has it, or why there is none."""
 Done = Callable[[Outcome], object]
 
-_answers: Final = msgspec.msgpack.Decoder(Answer)
 _log: Final = logging.getLogger(__name__)
-
-
-class _Late(Exception):
-    """A kernel was not compiled in time."""
 
 
 @dataclass(slots=True)
@@ -69,7 +42,7 @@ class _Lane:
     limit_s: float
     waiting: OrderedDict[str, deque[KernelJob]] = field(default_factory=OrderedDict)
     thread: threading.Thread | None = None
-    compiler: _Compiler | None = None
+    compiler: CompilerProcess | None = None
 
     def put(self, job: KernelJob) -> None:
         self.waiting.setdefault(job.tenant, deque()).append(job)
@@ -167,7 +140,7 @@ class KernelService:
             outcome: Outcome | None = None
             try:
                 outcome = self._find(job) or self._keep(job, self._compiler(lane).compile(job, lane.limit_s))
-            except _Late:
+            except Late:
                 if not self._put_off(lane, job):
                     outcome = KernelTooLarge(f"the kernel was not guarded and compiled within {lane.limit_s:g} s")
             except TensorWasmError as error:
@@ -181,12 +154,12 @@ class KernelService:
                 self._settle(job, outcome)
         self._drop(lane)
 
-    def _compiler(self, lane: _Lane) -> _Compiler:
+    def _compiler(self, lane: _Lane) -> CompilerProcess:
         with self._changed:
             if self._closed:
                 raise CapacityExhausted("the service stops")
             if lane.compiler is None:
-                lane.compiler = _Compiler(self._program)
+                lane.compiler = CompilerProcess(self._program)
             return lane.compiler
 
     def _drop(self, lane: _Lane) -> None:
@@ -230,102 +203,3 @@ class KernelService:
                 self._counts[job.tenant] = left
         for done in waiting:
             done(outcome)
-
-
-class _Compiler:
-    """A compiler process; for one thread, with which it ends.
-
-    Raises:
-        DeviceUnavailable: it cannot be started.
-    """
-
-    def __init__(self, program: Sequence[str]) -> None:
-        try:
-            self._popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
-                [sys.executable, "-P", *program, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=make_environment(os.environ, None),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DeviceUnavailable(f"no process for kernels can be started: {error.strerror}") from None
-        assert self._popen.stdin is not None  # noqa: S101 - they were asked for
-        assert self._popen.stdout is not None  # noqa: S101
-        self._to, self._from = self._popen.stdin.fileno(), self._popen.stdout.fileno()
-        for each in (self._to, self._from):
-            os.set_blocking(each, False)
-        self._grace_s = _START_S
-        self._answered = True
-
-    @property
-    def fit(self) -> bool:
-        """Whether it may compile another kernel: it is there, and has answered all that it was given."""
-        return self._answered and self._popen.poll() is None
-
-    def compile(self, job: KernelJob, limit_s: float) -> bytes:
-        """Return a compiled kernel, or raise why there is none.
-
-        Raises:
-            _Late: it did not end in time.
-        """
-        ends_s, self._answered = time.monotonic() + limit_s + self._grace_s, False
-        data = msgspec.msgpack.encode(CompileJob(job, limit_s))
-        try:
-            self._write(LENGTH.pack(len(data)) + data, ends_s)
-            (length,) = LENGTH.unpack(self._read(LENGTH.size, ends_s))
-            answer = _answers.decode(self._read(length, ends_s))
-        except (OSError, msgspec.MsgspecError, BrokenFrame) as error:
-            _log.warning("the process that compiles kernels has gone, or does not keep to the protocol: %s", error)
-            raise KernelTooLarge("the process that guards and compiles kernels ended on this one") from None
-        self._grace_s, self._answered = 0.0, True
-        if answer.kernel is not None:
-            return answer.kernel
-        if answer.failure is None:
-            raise InternalError("the kernel compiler has no answer")
-        if answer.failure.kind == InvokeTimeout.kind:
-            raise _Late
-        raise rebuild_error(answer.failure)
-
-    def kill(self) -> None:
-        """Kill the process and all that it has started; it is not reaped. From any thread, before `end`."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        """Kill the process and all that it has started, and release everything."""
-        self.kill()
-        self._popen.wait()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-
-    def _write(self, data: bytes, ends_s: float) -> None:
-        left = memoryview(data)
-        while left:
-            _await(ends_s, writing=self._to)
-            left = left[os.write(self._to, left) :]
-
-    def _read(self, size_bytes: int, ends_s: float) -> bytes:
-        data = bytearray()
-        if size_bytes > MAX_ANSWER_BYTES:
-            raise BrokenFrame("a long answer")
-        while len(data) < size_bytes:
-            _await(ends_s, reading=self._from)
-            part = os.read(self._from, size_bytes - len(data))
-            if not part:
-                raise BrokenFrame("it has gone")
-            data += part
-        return bytes(data)
-
-
-def _await(ends_s: float, reading: int | None = None, writing: int | None = None) -> None:
-    """Wait until a descriptor is ready, or raise `_Late`."""
-    poll = select.poll()  # select() takes no descriptor over 1,023
-    if reading is not None:
-        poll.register(reading, select.POLLIN)
-    if writing is not None:
-        poll.register(writing, select.POLLOUT)
-    if not poll.poll(max(0.0, ends_s - time.monotonic()) * 1000):
-        raise _Late

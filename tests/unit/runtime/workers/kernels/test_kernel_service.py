@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +15,7 @@ from fakes.emulation import kernel, store_result
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, KernelTooLarge, MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import decode
-from tensorwasm.runtime.workers.kernels import service
+from tensorwasm.runtime.workers.kernels import compiler_process, service
 from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES
 from tensorwasm.runtime.workers.kernels.service import KernelService
 
@@ -36,6 +39,17 @@ print("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
 
 def job(tenant="ann", text=TEXT, entry="k", target=TARGET):
     return KernelJob(tenant, text, entry, (9, 0), "narrow", target)
+
+
+HANGING = """#!{python} -S
+import os, signal, sys
+if "--version" in sys.argv:
+    print("Cuda compilation tools, release 13.0, V13.0.0")
+    sys.exit()
+with open("{pipe}", "w") as told:
+    told.write(f"{{os.getpid()}} {{os.getcwd()}}\\n")
+signal.pause()
+"""
 
 
 class Outcomes:
@@ -70,7 +84,7 @@ def open_service():
     made = []
 
     def make(body=None, store=None):
-        program = service.PROGRAM if body is None else ("-c", f"import os, signal, struct, sys\n{body}")
+        program = compiler_process.PROGRAM if body is None else ("-c", f"import os, signal, struct, sys\n{body}")
         made.append(KernelService(store, program))
         return made[-1]
 
@@ -85,6 +99,32 @@ def ptxas(tmp_path, monkeypatch):
     path.write_text(PTXAS.format(python=sys.executable))
     path.chmod(0o700)
     monkeypatch.setenv("TENSOR_WASM_PTXAS", str(path))
+
+
+@pytest.fixture
+def hanging_ptxas(tmp_path, monkeypatch):
+    """Have a ptxas that never ends; return what waits for its next run, and gives its process and folder."""
+    path, pipe = tmp_path / "ptxas", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path.write_text(HANGING.format(python=sys.executable, pipe=pipe))
+    path.chmod(0o700)
+    monkeypatch.setenv("TENSOR_WASM_PTXAS", str(path))
+
+    def wait():
+        pid, folder = pipe.read_text().split()
+        return os.pidfd_open(int(pid)), Path(folder)
+
+    return wait
+
+
+def ends(process):
+    """Return whether a process has ended, or does so soon."""
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(1000 * LIMIT_S))
+    finally:
+        os.close(process)
 
 
 class Store(dict):
@@ -185,7 +225,7 @@ def test_a_process_that_ended_is_replaced(open_service, outcomes):
 
 
 def test_slow_kernels_hold_up_their_own_tenant_alone(open_service, outcomes, monkeypatch):
-    monkeypatch.setattr(service, "_START_S", 0.0)
+    monkeypatch.setattr(compiler_process, "_START_S", 0.0)
     made = open_service(ECHO)
     made._lanes[0].limit_s = 2.0
     made.submit(job("slow"), outcomes.taker("slow"))
@@ -240,6 +280,33 @@ def test_what_waits_is_bounded(open_service, outcomes, monkeypatch):
     monkeypatch.setattr(service, "SLOW_S", 0.0)
     for lane in made._lanes:
         lane.limit_s = 0.0
+
+
+def test_ptxas_that_takes_too_long_ends_and_its_compiler_stays(open_service, outcomes, hanging_ptxas):
+    made = open_service()
+    for lane in made._lanes:
+        lane.limit_s = 1.0
+    made.submit(job(entry="other"), outcomes.taker("warm"))  # refused before ptxas: the process has started
+    outcomes.wait()
+    warm = made._lanes[0].compiler
+    made.submit(job(), outcomes.taker("late"))
+    runs = [hanging_ptxas(), hanging_ptxas()]  # beside those of all tenants, and beside the slow ones
+    assert isinstance(outcomes.wait(2)[1][1], KernelTooLarge)
+    for process, folder in runs:
+        assert ends(process)
+        assert not folder.exists()
+    assert made._lanes[0].compiler is warm
+    assert warm.fit
+
+
+def test_a_service_that_closes_leaves_no_ptxas_and_no_files(open_service, outcomes, hanging_ptxas):
+    made = open_service()
+    made.submit(job(), outcomes.taker("closed"))
+    process, folder = hanging_ptxas()
+    made.close()
+    assert ends(process)
+    assert not folder.exists()
+    assert isinstance(outcomes.wait()[0][1], CapacityExhausted)
 
 
 def test_a_service_that_closes_answers_all(open_service, outcomes):
