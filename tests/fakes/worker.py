@@ -27,7 +27,6 @@ from tensorwasm.ptx import parse
 from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers import child
 from tensorwasm.runtime.workers.frames import (
-    MAX_ASKS,
     PROTOCOL,
     TO_WORKER,
     AskFrame,
@@ -52,6 +51,7 @@ from tensorwasm.runtime.workers.frames import (
     WishFrame,
     encode,
 )
+from tensorwasm.runtime.workers.kernels.room import ASKS_EACH
 from tensorwasm.values import NEVER
 
 
@@ -252,7 +252,8 @@ class Puppet:
         self.send(AskPartFrame(7, b"x"))
 
     def do_many_asks(self, call):
-        self.send(*(AskFrame(number, call.tenant, "k", (9, 0), "narrow", 8) for number in range(1, MAX_ASKS + 2)))
+        numbers = range(1, ASKS_EACH.kernels + 2)
+        self.send(*(AskFrame(number, call.tenant, "k", (9, 0), "narrow", 8) for number in numbers))
 
     def take_kernel(self, frame):
         text = frame.failure.message if isinstance(frame, NoKernelFrame) else str(frame.ask)

@@ -30,9 +30,6 @@ PROTOCOL: Final = 8
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
-MAX_ASKS: Final = 16
-"""Kernels that a worker asks for at a time."""
-
 WINDOW: Final = 32
 """Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for credit."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tensorwasm.runtime.workers.frames import MAX_ASKS, AskFrame, AskPartFrame, BrokenFrame
+from tensorwasm.runtime.workers.frames import AskFrame, AskPartFrame, BrokenFrame
+from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH, Room
 
 
 class KernelAsks:
@@ -11,10 +12,11 @@ class KernelAsks:
     def __init__(self) -> None:
         self._asks: dict[int, AskFrame] = {}
         self._texts: dict[int, bytearray] = {}
+        self._room = Room(ASKS_EACH, ASKS)
 
     def open(self, frame: AskFrame) -> None:
         """Take a new ask; raise `BrokenFrame` if its number is taken, or there are too many."""
-        if frame.ask in self._asks or len(self._asks) >= MAX_ASKS:
+        if frame.ask in self._asks or not self._room.enter(frame.tenant, frame.size_bytes):
             raise BrokenFrame("one ask for a kernel too many")
         self._asks[frame.ask], self._texts[frame.ask] = frame, bytearray()
 
@@ -34,4 +36,7 @@ class KernelAsks:
     def close(self, ask: int) -> bool:
         """Note that an ask is answered; return whether it was open."""
         self._texts.pop(ask, None)
-        return self._asks.pop(ask, None) is not None
+        frame = self._asks.pop(ask, None)
+        if frame is not None:
+            self._room.leave(frame.tenant, frame.size_bytes)
+        return frame is not None

@@ -19,6 +19,7 @@ from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, 
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
 from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
+from tensorwasm.runtime.workers.kernels.room import WAITING, WAITING_EACH, Room
 
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
@@ -26,8 +27,6 @@ SLOW_S: Final = 60.0
 """What it gets beside others that took too long."""
 SLOW_FOR_S: Final = 60.0
 """For how long a tenant of one brings its kernels there."""
-MAX_WAITING: Final = 1024
-MAX_WAITING_EACH: Final = 64
 Outcome = bytes | TensorWasmError
 """A compiled kernel as `tensorwasm.gpu.resources.kernel_store.encode` has it, or why there is none."""
 Done = Callable[[Outcome], object]
@@ -72,7 +71,7 @@ class KernelService:
         self._changed = threading.Condition()
         self._lanes = (_Lane(QUICK_S), _Lane(SLOW_S))
         self._wanted: dict[bytes, list[Done]] = {}
-        self._counts: dict[str, int] = {}
+        self._room = Room(WAITING_EACH, WAITING)
         self._slow_until_s: dict[str, float] = {}
         self._closed = False
 
@@ -83,16 +82,15 @@ class KernelService:
         """
         name = job.name
         with self._changed:
-            refusal = self._refuse(job.tenant)
-            if refusal is None and name in self._wanted:
+            if name in self._wanted:
                 self._wanted[name].append(done)
                 return
-            if refusal is None:
+            refusal = self._admit(job)
+            if not refusal:
                 self._wanted[name] = [done]
-                self._counts[job.tenant] = self._counts.get(job.tenant, 0) + 1
                 self._enter(self._lanes[self._is_slow(job.tenant)], job)
-        if refusal is not None:
-            done(refusal)
+        if refusal:
+            done(CapacityExhausted(refusal))
 
     def close(self) -> None:
         """End what runs and refuse what waits. Idempotent; waits for the processes to be gone."""
@@ -109,12 +107,13 @@ class KernelService:
         for done in [each for waiting in wanted.values() for each in waiting]:
             done(CapacityExhausted("the service stops"))
 
-    def _refuse(self, tenant: str) -> TensorWasmError | None:
+    def _admit(self, job: KernelJob) -> str:
+        """Count a kernel that is to wait; return why it may not, empty if it may."""
         if self._closed:
-            return CapacityExhausted("the service stops")
-        if len(self._wanted) >= MAX_WAITING or self._counts.get(tenant, 0) >= MAX_WAITING_EACH:
-            return CapacityExhausted("too many kernels wait to be compiled; try again when some are")
-        return None
+            return "the service stops"
+        if not self._room.enter(job.tenant, len(job.text)):
+            return "too many kernels wait to be compiled; try again when some are"
+        return ""
 
     def _is_slow(self, tenant: str) -> bool:
         until_s = self._slow_until_s.get(tenant, 0.0)
@@ -198,8 +197,6 @@ class KernelService:
     def _settle(self, job: KernelJob, outcome: Outcome) -> None:
         with self._changed:
             waiting = self._wanted.pop(job.name, [])
-            left = self._counts.pop(job.tenant) - 1
-            if left:
-                self._counts[job.tenant] = left
+            self._room.leave(job.tenant, len(job.text))
         for done in waiting:
             done(outcome)

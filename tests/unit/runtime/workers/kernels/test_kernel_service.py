@@ -17,6 +17,7 @@ from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import decode
 from tensorwasm.runtime.workers.kernels import compiler_process, service
 from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES
+from tensorwasm.runtime.workers.kernels.room import Amount
 from tensorwasm.runtime.workers.kernels.service import KernelService
 
 if sys.platform == "win32":
@@ -266,9 +267,11 @@ def test_tenants_take_turns(open_service, outcomes):
     assert [label for label, _ in outcomes.wait(7)] == ["ann", "ann", "bob", "cid", "ann", "ann", "ann"]
 
 
-def test_what_waits_is_bounded(open_service, outcomes, monkeypatch):
-    monkeypatch.setattr(service, "MAX_WAITING_EACH", 2)
-    monkeypatch.setattr(service, "MAX_WAITING", 3)
+@pytest.mark.parametrize("scarce", ["kernels", "bytes"])
+def test_what_waits_is_bounded(open_service, outcomes, monkeypatch, scarce):
+    most = [Amount(each, 1 << 20) if scarce == "kernels" else Amount(99, each * (len(TEXT) + 8)) for each in (2, 3)]
+    monkeypatch.setattr(service, "WAITING_EACH", most[0])
+    monkeypatch.setattr(service, "WAITING", most[1])
     made = open_service("signal.pause()")
     for number, tenant in enumerate(("ann", "ann", "ann", "bob", "bob", "cid")):
         made.submit(job(tenant, TEXT + b"\n" * number), outcomes.taker(tenant))
