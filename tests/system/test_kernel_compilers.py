@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,9 @@ class Asked:
         if self.answer is not None:
             done(self.answer)
 
+    def know(self, target):
+        self.target = target
+
     def close(self):
         pass
 
@@ -105,8 +109,17 @@ def loads(executor, module, tenant="ann"):
 
 
 class Store(dict):
+    def __init__(self):
+        self._changed = threading.Condition()
+
     def put(self, name, data):
-        self[name] = data
+        with self._changed:
+            self[name] = data
+            self._changed.notify_all()
+
+    def wait(self, number):
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self) >= number, SOON_S)
 
 
 def test_a_kernel_is_compiled_once_whatever_process_wants_it(open_executor, runs):
@@ -179,3 +192,29 @@ def test_a_guest_with_an_empty_text_gets_a_code_and_its_worker_goes_on(open_exec
     (worker,) = executor.workers()
     assert not loads(executor, guest(2, ""))
     assert [each.pid for each in executor.workers()] == [worker.pid]
+
+
+def test_a_kernel_of_a_deployed_module_is_compiled_before_its_first_call(open_executor, runs):
+    store = Store()
+    executor = open_executor("images", KernelService(store))
+    executor.prepare("ann", guest(1))  # before there is any process, which says what the device is
+    assert loads(executor, guest(2), tenant="bob")
+    store.wait(2)
+    executor.prepare("ann", guest(3))
+    store.wait(3)
+    before = runs()
+    assert loads(executor, guest(1))
+    assert loads(executor, guest(3))
+    assert runs() == before == 3
+    assert executor.prepared == 2
+
+
+def test_a_module_of_junk_is_prepared_without_harm(open_executor, runs):
+    store = Store()
+    executor = open_executor("images", KernelService(store))
+    for module in (b"junk", guest(1, ".version 8.0 .entry k( rubbish"), guest(1, TEXT.replace("mov", "brkpt; mov"))):
+        executor.prepare("eve", module)
+    executor.prepare("ann", guest(4))
+    assert loads(executor, guest(5), tenant="bob")
+    store.wait(2)
+    assert executor.prepared == 1

@@ -52,6 +52,7 @@ class Gauges:
             "pool_draws_total": lambda: {("hit",): self.warm().hits, ("miss",): self.warm().misses},
             "workers_alive": lambda: sum(worker.pid is not None for worker in workers.statistics()),
             "worker_restarts_total": lambda: calls().restarts,
+            "kernels_prepared_total": lambda: workers.prepared,
             "kernel_dispatches_total": lambda: quotas.spent()["launches"],
             "gpu_memory_used_bytes": lambda: sum(self._device_bytes().values()),
             "active_instances": lambda: sum(quotas.held("instances").values()),

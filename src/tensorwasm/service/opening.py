@@ -169,7 +169,8 @@ async def open_service(
     """
     async with AsyncExitStack() as stack:
         base = await _open_base(stack, settings, runtime, clock)
-        functions = _open_functions(stack, base)
+        workers = workers or Workers.from_settings(settings.isolation)
+        functions = _open_functions(stack, base, workers)
         invocations = await _open_invocations(stack, base, functions, workers)
         metrics = metrics or Metrics()
         _open_gauges(stack, base, functions, invocations, metrics)
@@ -221,22 +222,19 @@ async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: 
     )
 
 
-def _open_functions(stack: AsyncExitStack, base: _Base) -> Functions:
+def _open_functions(stack: AsyncExitStack, base: _Base, workers: Workers) -> Functions:
     modules = Modules(base.store)
     stack.push_async_callback(asyncio.to_thread, modules.close)
-    loader = Loader(base.runtime, base.identity.identities.policy)
+    loader = Loader(base.runtime, base.identity.identities.policy, workers.prepare)
     stack.push_async_callback(loader.close)
     ceilings = Ceilings.from_settings(base.settings)
     return Functions(base.database, modules, loader, ceilings, ttl_s=base.ttl_s, now_unix_ms=base.clock.unix_ms)
 
 
-async def _open_invocations(
-    stack: AsyncExitStack, base: _Base, functions: Functions, workers: Workers | None
-) -> Invocations:
+async def _open_invocations(stack: AsyncExitStack, base: _Base, functions: Functions, workers: Workers) -> Invocations:
     """Open quotas, admission and invocations."""
     quotas = Quotas(base.clock.unix_ms, await asyncio.to_thread(host_bytes))
     await base.usage.recall(quotas)
-    workers = workers or Workers.from_settings(base.settings.isolation)
     identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
     admission = Admission(
         identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas, identity.identities.policy)

@@ -93,6 +93,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "tensor_wasm_cpu_memory_bytes_per_tenant", "gauge", "Linear memory of a tenant's instances.", ("tenant_id",)
     ),
     Family("tensor_wasm_kernel_dispatches_total", "counter", "Kernels launched."),
+    Family("tensor_wasm_kernels_prepared_total", "counter", "Kernels compiled before their first call."),
     Family(
         "tensor_wasm_kernel_latency_seconds", "histogram", "Time from a launch to its end.", buckets=KERNEL_BUCKETS_S
     ),

@@ -80,7 +80,9 @@ def test_a_text_is_as_long_as_texts_may_be():
     assert all(len(text) <= MAX_PTX_BYTES for text, _ in find_kernels(module(data)))
 
 
-@given(st.lists(st.sampled_from([b".version", b".entry ", b"k", b"//", b"\n", b"}", b"\0", b" ", b"\xff"]), max_size=40))
+@given(
+    st.lists(st.sampled_from([b".version", b".entry ", b"k", b"//", b"\n", b"}", b"\0", b" ", b"\xff"]), max_size=40)
+)
 def test_any_data_gives_bounded_texts_of_it(parts):
     data = b"".join(parts)
     for text, entry in find_kernels(module(data)):

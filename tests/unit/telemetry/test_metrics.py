@@ -26,6 +26,7 @@ CONTRACT = {
     "active_instances": ("gauge", ()),
     "gpu_memory_used_bytes": ("gauge", ()),
     "kernel_dispatches_total": ("counter", ()),
+    "kernels_prepared_total": ("counter", ()),
     "kernel_latency_seconds": ("histogram", ()),
     "instance_spawns_total": ("counter", ()),
     "instance_terminations_total": ("counter", ()),

@@ -57,7 +57,7 @@ class KernelJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     @property
     def name(self) -> bytes:
         """What the compiled kernel is kept under: a hash of all that it depends on, tenant and our code included."""
-        text = digest(self.text)
+        text = digest(self.text.removesuffix(b"\0"))  # which means nothing
         return name_of(self.tenant, text, self.entry, self.architecture, self.width, self.target, self.checked)
 
 

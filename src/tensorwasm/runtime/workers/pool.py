@@ -18,16 +18,19 @@ from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs,
 from tensorwasm.gpu.cuda.assembler import find_assembler
 from tensorwasm.gpu.cuda.driver.mps import find_daemon
 from tensorwasm.gpu.limits.turns import FREE, TurnOrder, TurnScheduler
+from tensorwasm.gpu.resources.window_heap import window_bytes, window_width
+from tensorwasm.runtime.api.lazy_device import checked_quota
 from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
+from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.kernels.service import KernelService
+from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import State
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Notices, Worker, WorkerOptions, WorkerStatistics
-from tensorwasm.values import Isolation
+from tensorwasm.values import MIB, Isolation
 
 Kernels = Literal["untrusted", "trusted"]
 
@@ -131,6 +134,25 @@ class WorkerExecutor:
             worker.submit(flight)
         self._running.enter(request.tenant, flight.ticket)
         return flight.ticket
+
+    def prepare(self, tenant: str, module: bytes, gpu_bytes: int | None = None) -> None:
+        """Have a module's kernels compiled before they are called, as far as their texts are found in it.
+
+        Reads the module; what is compiled is not waited for. Does nothing where no guarded workers are. The cap is a
+        request's (`Request.gpu_bytes`).
+        """
+        if self._kernels is None:
+            return
+        current = settings.current()
+        most_bytes = min(checked_quota(gpu_bytes, current.gpu_quota_mib), current.gpu_session_mib * MIB)
+        width = window_width(window_bytes(most_bytes))
+        for text, entry in find_kernels(module):
+            self._kernels.prepare(EarlyKernel(tenant, text, entry, width))
+
+    @property
+    def prepared(self) -> int:
+        """Kernels compiled before anybody asked for them."""
+        return 0 if self._kernels is None else self._kernels.prepared
 
     def statistics(self) -> ExecutorStatistics:
         """Return a snapshot."""
@@ -243,8 +265,9 @@ class WorkerExecutor:
         if self._isolation == "guarded":
             options = replace(options, isolation="guarded" if owner is None else "process")
         told = partial(self._note_wish, start.device, number), partial(self._note_turn_end, start.device, number)
-        compiled = None if self._kernels is None else self._kernels.submit
-        notices = Notices(self._note_long_work, self._note_fault, *told, compile=compiled)
+        notices = Notices(self._note_long_work, self._note_fault, *told)
+        if self._kernels is not None:
+            notices = replace(notices, compile=self._kernels.submit, know=self._kernels.know)
         worker = Worker(number, options, owner, notices)
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed

@@ -84,6 +84,7 @@ class Notices:
         end_turn: the process has ended a turn on the device, the one with that number; and whether something of it runs
             on, of which it will tell the end.
         compile: the process wants a kernel; the second argument is given it, as by `KernelService.submit`.
+        know: what the process's kernels are compiled for, once it is ready.
     """
 
     long_work: Callable[[str], object] = str
@@ -91,6 +92,7 @@ class Notices:
     wish: Callable[[frozenset[str]], object] = frozenset
     end_turn: Callable[[int, bool], object] = max
     compile: Callable[[KernelJob, Done], object] | None = None
+    know: Callable[[KernelTarget], object] = id
 
 
 _UNHEARD: Final = Notices()
@@ -122,8 +124,7 @@ class Worker:
         self._pid: int | None = None
         self._info: DeviceInfo | None = None
         self._target: KernelTarget | None = None
-        self._answered = 0
-        self._starts = 0
+        self._answered = self._starts = 0
         self._last_end = ""
         self._drained_by_s = math.inf
         self._sickness = ""
@@ -233,10 +234,8 @@ class Worker:
         self._wake()
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
             self._waker.send(b"\0")
-        except OSError:  # full: it is awake; closed: it is gone
-            return
 
     # From here on everything is the keeper's.
 
@@ -296,6 +295,8 @@ class Worker:
     def ready(self, info: ReadyFrame) -> None:
         """Note that the process takes requests. For the conversation."""
         self._info, self._target = rebuild_device(info), rebuild_target(info)
+        if self._target is not None:
+            self._notices.know(self._target)
         if self.lifecycle.state is State.STARTING:
             self.lifecycle.ready()
 

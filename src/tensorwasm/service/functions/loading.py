@@ -32,6 +32,9 @@ KEPT_REFERENCES: Final = 8192
 Gone = Callable[[], Awaitable[object]]
 """Returns when the caller has left."""
 
+Prepare = Callable[[str, bytes, int | None], object]
+"""Told the tenant, the module and the cap on device memory of what was loaded that needs a device. May not wait."""
+
 _T = TypeVar("_T")
 
 
@@ -88,6 +91,7 @@ class Loader:
     Args:
         runtime: outlives it.
         policy: returns a tenant's policy, which has its share of the threads.
+        prepare: gets ready what the first call of a function with a device needs; None for nothing.
         threads: None takes one more than the machine has processors.
         items: most functions cached.
         size_bytes: most bytes of modules cached.
@@ -97,6 +101,7 @@ class Loader:
         self,
         runtime: Runtime,
         policy: Callable[[int], TenantPolicy],
+        prepare: Prepare | None = None,
         threads: int | None = None,
         items: int = KEPT_FUNCTIONS,
         size_bytes: int = KEPT_BYTES,
@@ -104,6 +109,7 @@ class Loader:
         threads = threads or (os.cpu_count() or 1) + 1
         self._runtime = runtime
         self._policy = policy
+        self._prepare = prepare
         self._gate = FairGate(threads, yields=True)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-load", initializer=begin_yielding)
         self._cache: LruCache[LoadedFunction] = LruCache(items, size_bytes)
@@ -146,6 +152,8 @@ class Loader:
             if self._loading.get(key) is loading:
                 self._cache.put(key, loaded, len(loaded.module))
             self.loads += 1
+            if key.cuda and self._prepare is not None:
+                self._prepare(str(key.tenant), loaded.module, self._policy(key.tenant).quotas.get("gpu_bytes"))
             return loaded
         finally:
             if self._loading.get(key) is loading:

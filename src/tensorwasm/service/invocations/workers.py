@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted
+from tensorwasm.errors import CapacityExhausted, TensorWasmError
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.worker import WorkerStatistics
 from tensorwasm.settings.parsing import checked_isolation
+
+_MAX_PREPARING: Final = 16
+"""Modules whose kernels are looked for at a time."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Workers:
@@ -23,6 +30,7 @@ class Workers:
     def __init__(self, open_executor: Callable[[], WorkerExecutor]) -> None:
         self._open_executor = open_executor
         self._opening: asyncio.Task[WorkerExecutor] | None = None
+        self._preparing: set[asyncio.Task[None]] = set()
         self.executor: WorkerExecutor | None = None
         self._closed = False
 
@@ -40,6 +48,30 @@ class Workers:
     def restarts(self) -> int:
         """Number of processes that replaced others."""
         return sum(max(0, worker.starts - 1) for worker in self.statistics())
+
+    @property
+    def prepared(self) -> int:
+        """Number of kernels compiled before anybody asked for them."""
+        return self.executor.prepared if self.executor is not None else 0
+
+    def prepare(self, tenant: str, module: bytes, gpu_bytes: int | None) -> None:
+        """Have a module's kernels compiled before it is called, as `WorkerExecutor.prepare`. Neither waits nor raises.
+
+        What comes while many others are looked at is left to the first call.
+        """
+        if not self._closed and len(self._preparing) < _MAX_PREPARING:
+            task = asyncio.create_task(self._prepare(tenant, module, gpu_bytes))
+            self._preparing.add(task)
+            task.add_done_callback(self._preparing.discard)
+
+    async def _prepare(self, tenant: str, module: bytes, gpu_bytes: int | None) -> None:
+        try:
+            executor = await self.open()
+            await asyncio.to_thread(executor.prepare, tenant, module, gpu_bytes)
+        except TensorWasmError as error:  # a call is told the same
+            _log.info("no kernels are compiled before they are called: %s", error)
+        except Exception:  # noqa: BLE001 - a bug that is to harm no deploy
+            _log.exception("the kernels of a module were not looked for")
 
     async def open(self) -> WorkerExecutor:
         """Return the executor, opened on another thread, which may take a minute to find GPUs.
@@ -60,6 +92,7 @@ class Workers:
     async def close(self, limit_s: float = 0.0) -> None:
         """Refuse new requests, wait `limit_s` at most for the running ones, and end the processes."""
         self._closed = True
+        await asyncio.gather(*self._preparing)
         if self._opening is not None:
             executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]
             if isinstance(executor, WorkerExecutor):

@@ -1,10 +1,13 @@
-"""Limits on the kernels that wait: their number and the size of their texts, for one tenant and for all."""
+"""Kernels that wait: whose turn it is, and how many there may be, for one tenant and for all."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections import OrderedDict, deque
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from tensorwasm.values import MIB
+
+T = TypeVar("T")
 
 
 class Amount(NamedTuple):
@@ -43,6 +46,41 @@ class Room:
             self._held[tenant] = own
 
 
+class Turns(Generic[T]):
+    """What waits, by tenant in the order of their turns. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        """Return whether anything waits."""
+        return bool(self._waiting)
+
+    def put(self, tenant: str, item: T) -> None:
+        """Have something wait behind the rest of its tenant."""
+        self._waiting.setdefault(tenant, deque()).append(item)
+
+    def take(self) -> T | None:
+        """Return the next one: the first of the tenant whose turn it is; None if nothing waits."""
+        if not self._waiting:
+            return None
+        tenant, items = self._waiting.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._waiting[tenant] = items
+        return item
+
+    def remove(self, tenant: str, item: T) -> bool:
+        """Have something wait no more; return whether it did."""
+        items = self._waiting.get(tenant, ())
+        if item not in items:
+            return False
+        self._waiting[tenant].remove(item)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+        return True
+
+
 def _add(amount: Amount, kernels: int, text_bytes: int) -> Amount:
     return Amount(amount.kernels + kernels, amount.text_bytes + text_bytes)
 
@@ -57,3 +95,6 @@ ASKS: Final = Amount(64, 128 * MIB)
 WAITING_EACH: Final = Amount(64, 64 * MIB)
 WAITING: Final = Amount(1024, 256 * MIB)
 """What waits to be compiled for all workers."""
+PREPARED_EACH: Final = Amount(64, 16 * MIB)
+PREPARED: Final = Amount(1024, 64 * MIB)
+"""What waits although nobody has asked for it."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, TensorWasmError
-from tensorwasm.gpu.resources.guarded_compiler import KernelJob
+from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
+from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
-from tensorwasm.runtime.workers.kernels.room import WAITING, WAITING_EACH, Room
+from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room, Turns
 
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
@@ -36,25 +37,21 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Lane:
-    """One compiler process and what waits for it, by tenant in the order of their turns."""
+    """One compiler process and what waits for it."""
 
     limit_s: float
-    waiting: OrderedDict[str, deque[KernelJob]] = field(default_factory=OrderedDict)
+    waiting: Turns[KernelJob] = field(default_factory=Turns)
     thread: threading.Thread | None = None
     compiler: CompilerProcess | None = None
 
-    def put(self, job: KernelJob) -> None:
-        self.waiting.setdefault(job.tenant, deque()).append(job)
 
-    def take(self) -> KernelJob | None:
-        """Return the next job: the first one of the tenant whose turn it is."""
-        if not self.waiting:
-            return None
-        tenant, jobs = self.waiting.popitem(last=False)
-        job = jobs.popleft()
-        if jobs:
-            self.waiting[tenant] = jobs
-        return job
+class EarlyKernel(NamedTuple):
+    """A kernel that nobody has asked for yet; fields as in `KernelJob`."""
+
+    tenant: str
+    text: bytes
+    entry: str
+    width: Width
 
 
 class KernelService:
@@ -73,7 +70,11 @@ class KernelService:
         self._wanted: dict[bytes, list[Done]] = {}
         self._room = Room(WAITING_EACH, WAITING)
         self._slow_until_s: dict[str, float] = {}
+        self._early: Turns[EarlyKernel] = Turns()
+        self._early_room = Room(PREPARED_EACH, PREPARED)
+        self._target: KernelTarget | None = None
         self._closed = False
+        self.prepared = 0  # kernels compiled before anybody asked for them
 
     def submit(self, job: KernelJob, done: Done) -> None:
         """Have a kernel compiled, or taken from the store; `done` is called once, perhaps now, from any thread.
@@ -87,10 +88,32 @@ class KernelService:
                 return
             refusal = self._admit(job)
             if not refusal:
+                self._forget_early(EarlyKernel(job.tenant, job.text, job.entry, job.width))
                 self._wanted[name] = [done]
                 self._enter(self._lanes[self._is_slow(job.tenant)], job)
         if refusal:
             done(CapacityExhausted(refusal))
+
+    def prepare(self, kernel: EarlyKernel) -> bool:
+        """Have a kernel compiled before anybody asks for it, so that it is kept by then; return whether it waits now.
+
+        It is compiled when no slow kernel waits, within what quick ones get, for the device whose worker was ready
+        last. Who submits it meanwhile does not wait for that.
+        """
+        with self._changed:
+            if self._closed or self._store is None:
+                return False
+            if not self._early_room.enter(kernel.tenant, len(kernel.text)):
+                return False
+            self._early.put(kernel.tenant, kernel)
+            self._run(self._lanes[-1])
+            return True
+
+    def know(self, target: KernelTarget) -> None:
+        """Note what kernels are compiled for of which nobody says it."""
+        with self._changed:
+            self._target = target
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End what runs and refuse what waits. Idempotent; waits for the processes to be gone."""
@@ -123,7 +146,10 @@ class KernelService:
         return True
 
     def _enter(self, lane: _Lane, job: KernelJob) -> None:
-        lane.put(job)
+        lane.waiting.put(job.tenant, job)
+        self._run(lane)
+
+    def _run(self, lane: _Lane) -> None:
         if lane.thread is None:
             lane.thread = threading.Thread(
                 target=self._serve, args=(lane,), name="tensorwasm-kernel-compiler", daemon=True
@@ -131,27 +157,42 @@ class KernelService:
             lane.thread.start()
         self._changed.notify_all()
 
+    def _forget_early(self, kernel: EarlyKernel) -> None:
+        if self._early.remove(kernel.tenant, kernel):
+            self._early_room.leave(kernel.tenant, len(kernel.text))
+
     # ------------------------------------------------------------------------------ on the threads of the lanes
 
     def _serve(self, lane: _Lane) -> None:
         """Compile until closed; the process ends with this thread."""
-        while (job := self._next(lane)) is not None:
-            outcome: Outcome | None = None
-            try:
-                outcome = self._find(job) or self._keep(job, self._compiler(lane).compile(job, lane.limit_s))
-            except Late:
-                if not self._put_off(lane, job):
-                    outcome = KernelTooLarge(f"the kernel was not guarded and compiled within {lane.limit_s:g} s")
-            except TensorWasmError as error:
-                outcome = error
-            except Exception:  # noqa: BLE001 - a bug: those who wait for the kernel get an answer
-                _log.exception("a kernel was not compiled")
-                outcome = InternalError("a kernel was not compiled")
-            if lane.compiler is not None and not lane.compiler.fit:
-                self._drop(lane)
-            if outcome is not None:
-                self._settle(job, outcome)
+        while (found := self._next(lane)) is not None:
+            job, early = found
+            if not early or self._begin_early(job):
+                self._work(lane, job, early=early)
         self._drop(lane)
+
+    def _work(self, lane: _Lane, job: KernelJob, *, early: bool) -> None:
+        """Find or compile a kernel, and answer those who wait for it."""
+        outcome: Outcome | None = None
+        quick = early or lane is self._lanes[0]
+        limit_s = self._lanes[0 if quick else -1].limit_s
+        try:
+            outcome = self._find(job)
+            if outcome is None:
+                outcome = self._keep(job, self._compiler(lane).compile(job, limit_s))
+                self.prepared += early
+        except Late:
+            if not self._put_off(job, quick=quick):
+                outcome = KernelTooLarge(f"the kernel was not guarded and compiled within {limit_s:g} s")
+        except TensorWasmError as error:
+            outcome = error
+        except Exception:  # noqa: BLE001 - a bug: those who wait for the kernel get an answer
+            _log.exception("a kernel was not compiled")
+            outcome = InternalError("a kernel was not compiled")
+        if lane.compiler is not None and not lane.compiler.fit:
+            self._drop(lane)
+        if outcome is not None:
+            self._settle(job, outcome)
 
     def _compiler(self, lane: _Lane) -> CompilerProcess:
         with self._changed:
@@ -167,13 +208,33 @@ class KernelService:
         if compiler is not None:
             compiler.end()
 
-    def _next(self, lane: _Lane) -> KernelJob | None:
+    def _next(self, lane: _Lane) -> tuple[KernelJob, bool] | None:
+        """Return what is to be compiled next, and whether nobody has asked for it; None once closed."""
         with self._changed:
             while not self._closed:
-                if (job := lane.take()) is not None:
-                    return job
+                if (job := lane.waiting.take()) is not None:
+                    return job, False
+                if lane is self._lanes[-1] and (job := self._take_early()) is not None:
+                    return job, True
                 self._changed.wait()
         return None
+
+    def _take_early(self) -> KernelJob | None:
+        target = self._target
+        if target is None or (kernel := self._early.take()) is None:
+            return None
+        self._early_room.leave(kernel.tenant, len(kernel.text))
+        architecture = settings.current().cuda_arch or target.compute_capability
+        return KernelJob(kernel.tenant, kernel.text, kernel.entry, architecture, kernel.width, target)
+
+    def _begin_early(self, job: KernelJob) -> bool:
+        """Begin a kernel that nobody had asked for; return False if somebody has, or there is no room for it."""
+        name = job.name
+        with self._changed:
+            if name in self._wanted or self._admit(job):
+                return False
+            self._wanted[name] = []
+            return True
 
     def _find(self, job: KernelJob) -> bytes | None:
         data = None if self._store is None else self._store.get(job.name)
@@ -186,13 +247,15 @@ class KernelService:
             self._store.put(job.name, data)
         return data
 
-    def _put_off(self, lane: _Lane, job: KernelJob) -> bool:
-        """Have a kernel that was not compiled in time compiled beside the slow ones; return False if it was there."""
+    def _put_off(self, job: KernelJob, *, quick: bool) -> bool:
+        """Have a kernel compiled beside the slow ones that was late; return False if it was, or nobody waits for it."""
         with self._changed:
+            if not self._wanted.get(job.name):
+                return False
             self._slow_until_s[job.tenant] = time.monotonic() + SLOW_FOR_S
-            if lane is self._lanes[0]:
-                self._enter(self._lanes[1], job)
-            return lane is self._lanes[0]
+            if quick:
+                self._enter(self._lanes[-1], job)
+            return quick
 
     def _settle(self, job: KernelJob, outcome: Outcome) -> None:
         with self._changed:

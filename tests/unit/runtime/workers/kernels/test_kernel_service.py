@@ -18,7 +18,7 @@ from tensorwasm.gpu.resources.kernel_store import decode
 from tensorwasm.runtime.workers.kernels import compiler_process, service
 from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES
 from tensorwasm.runtime.workers.kernels.room import Amount
-from tensorwasm.runtime.workers.kernels.service import KernelService
+from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 
 if sys.platform == "win32":
     pytest.skip("workers need Linux or macOS", allow_module_level=True)
@@ -129,9 +129,18 @@ def ends(process):
 
 
 class Store(dict):
+    def __init__(self):
+        self._changed = threading.Condition()
+
     def put(self, name, data):
         assert len(name) == 32
-        self[name] = data
+        with self._changed:
+            self[name] = data
+            self._changed.notify_all()
+
+    def wait(self, number=1):
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self) >= number, LIMIT_S)
 
 
 # Answers each job with its tenant's name, refused as `malformed_ptx`; slow for a tenant called slow.
@@ -300,6 +309,78 @@ def test_ptxas_that_takes_too_long_ends_and_its_compiler_stays(open_service, out
         assert not folder.exists()
     assert made._lanes[0].compiler is warm
     assert warm.fit
+
+
+def early(tenant="ann", text=TEXT, entry="k"):
+    return EarlyKernel(tenant, text, entry, "narrow")
+
+
+def test_a_kernel_that_is_prepared_is_kept_when_somebody_asks_for_it(open_service, outcomes, ptxas):
+    store = Store()
+    made = open_service(store=store)
+    assert made.prepare(early())
+    made.know(TARGET)  # which may be known only later
+    store.wait()
+    made._program = ("-c", "raise SystemExit(1)")
+    made.submit(job(), outcomes.taker("ann"))
+    made.submit(job(text=TEXT + b"\0"), outcomes.taker("ann"))  # some guests count the NUL
+    answers = [outcome for _, outcome in outcomes.wait(2)]
+    assert set(answers) == set(store.values())
+    assert made.prepared == 1
+
+
+def test_nobody_waits_for_what_is_prepared(open_service, outcomes):
+    made = open_service(ECHO, Store())
+    for number in range(4):
+        assert made.prepare(early("slow", TEXT + b"\n" * number))
+    assert made.prepare(early())
+    made.know(TARGET)
+    made.submit(job(), outcomes.taker("ann"))
+    assert outcomes.wait()[0][0] == "ann"
+
+
+def test_what_is_asked_for_is_prepared_no_more(open_service, outcomes):
+    store = Store()
+    made = open_service(ECHO, store)
+    assert made.prepare(early())
+    made.submit(job(), outcomes.taker("ann"))
+    outcomes.wait()
+    assert not made._early
+    assert made._early_room.enter("ann", 0)
+
+
+def test_a_kernel_that_is_being_prepared_too_slowly_goes_on_for_who_asks_for_it(open_service, outcomes):
+    store, made = Store(), None
+    asked = threading.Event()
+
+    class Asking(Store):
+        def get(self, name, default=None):
+            if not asked.is_set():  # it is begun, and somebody asks for it
+                asked.set()
+                made.submit(job("late"), outcomes.taker("late"))
+
+    store = Asking()
+    made = open_service(ECHO, store)
+    made.prepare(early("late"))
+    made.know(TARGET)
+    assert asked.wait(LIMIT_S)
+    assert "60 s" in outcomes.wait()[0][1].message
+
+
+def test_what_is_prepared_is_bounded(open_service, monkeypatch):
+    monkeypatch.setattr(service, "PREPARED_EACH", Amount(2, 1 << 20))
+    monkeypatch.setattr(service, "PREPARED", Amount(3, 1 << 20))
+    made = open_service(ECHO, Store())
+    assert [made.prepare(early(tenant)) for tenant in ("ann", "ann", "ann", "bob", "bob")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not open_service(ECHO).prepare(early()), "nothing would be kept"
+    made.close()
+    assert not made.prepare(early())
 
 
 def test_a_service_that_closes_leaves_no_ptxas_and_no_files(open_service, outcomes, hanging_ptxas):
