@@ -19,6 +19,7 @@ from tensorwasm.runtime.workers.kernels.service import KernelService
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
 from tensorwasm.runtime.workers.worker import WorkerOptions
+from tensorwasm.values import Limits
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="worker processes are Linux's here")
 
@@ -218,3 +219,30 @@ def test_a_module_of_junk_is_prepared_without_harm(open_executor, runs):
     assert loads(executor, guest(5), tenant="bob")
     store.wait(2)
     assert executor.prepared == 1
+
+
+def test_calls_that_wait_for_new_kernels_hold_up_no_other_tenant(open_executor, runs):
+    class OneTenants(KernelService):
+        """Compiles for one tenant, and for the other never ends."""
+
+        def submit(self, job, done):
+            if job.tenant == "ann":
+                super().submit(job, done)
+
+    asked = OneTenants(Store())
+    executor = open_executor("images", asked)
+    assert loads(executor, guest(0))
+    flood = [
+        executor.submit(
+            Request(
+                module=guest(number),
+                export="load",
+                tenant="flood",
+                grants=Grants(cuda=True),
+                limits=Limits(wall_s=10 * SOON_S),
+            )
+        )
+        for number in range(1, 65)
+    ]
+    assert loads(executor, guest(100)), "a new kernel"
+    assert not any(each.done() for each in flood)

@@ -13,6 +13,7 @@ from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.device.protocols import Event
 from tensorwasm.gpu.limits.accounts import Account, Accounts
 from tensorwasm.gpu.limits.gate import PROCESS_GATE, Gate
+from tensorwasm.gpu.limits.load_places import LoadPlaces
 from tensorwasm.gpu.limits.long_work import LongWork
 from tensorwasm.gpu.limits.queue_credits import QueueCapacity
 from tensorwasm.gpu.memory.suballocator import Suballocator
@@ -111,6 +112,7 @@ class DeviceResources:
         queue_capacity: for guests whose thread must not wait in the driver.
         windows: where sessions of guarded kernels are confined; None without a guard.
         long_work: finds tenants whose kernels run long.
+        load_places: for loads of guests without a thread of their own.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class DeviceResources:
         self.windows = SessionWindows(device, self.session_pool.drop) if guarded else None
         self.queue_capacity = QueueCapacity()
         self.long_work = LongWork()
+        self.load_places = LoadPlaces()
         self._lock = threading.Lock()
         self._tenancies: dict[str, TenantResources] = {}
         self._driver: DriverTable | None = None

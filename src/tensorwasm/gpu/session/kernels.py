@@ -9,6 +9,7 @@ from dataclasses import replace
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, InvalidDimensions, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
 from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS
+from tensorwasm.gpu.limits.load_places import LoadPlace
 from tensorwasm.gpu.session.checked_launch import CheckedLaunch
 from tensorwasm.gpu.session.core import in_turn
 from tensorwasm.gpu.session.graphs import RecordingPart
@@ -55,6 +56,10 @@ class SessionKernels(RecordingPart):
         core.credits.offer()
         core.windows.offer()
         return kernel_id
+
+    def open_load_place(self) -> LoadPlace:
+        """Return a place among its tenant's loads, for a guest that holds a shared thread while it loads a kernel."""
+        return self._core.resources.load_places.open(self._core.tenancy.tenant)
 
     def take_output(self) -> tuple[bytes, bool]:
         """Return what kernels have printed since the last call, and whether some of it was not kept. Never waits."""

@@ -105,6 +105,15 @@ def finish(call: HostCall, service: CudaService) -> Steps:
 
 
 @answering_in_steps
+def load_ptx(call: HostCall, service: CudaService, *params: int) -> Steps:
+    """Load a kernel, on another thread, of which a tenant's loads hold a few at most."""
+    place = service.session.kernels.open_load_place()
+    yield QueueWait(place, call.deadline)
+    answer: int = yield from elsewhere(place.hold, partial(kernels.load_ptx, call, *params))
+    return answer
+
+
+@answering_in_steps
 def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> Steps:
     """Allocate device memory: on another thread if the driver has to be asked for it."""
     session = service.session
@@ -208,6 +217,7 @@ STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
     kernels.launch_async: _when_placed(kernels.launch_async, _LAUNCH_PIECES, _before_start),
     resources.graph_launch: graph_launch,
     resources.alloc: alloc,
+    kernels.load_ptx: load_ptx,
     **{
         body: _when_placed(body, _ONE_PIECE, _before_copy)
         for body in (resources.memcpy_d2h_async, resources.memcpy_h2d_async)
