@@ -152,13 +152,17 @@ class Conversation:
 
     def answer(self, ask: int, outcome: bytes | TensorWasmError) -> None:
         """Tell the process the kernel that it has asked for, or why there is none."""
-        if not self._asks.close(ask):
-            return
+        self._outbox.put(self._tell_kernel(ask, outcome))
+
+    def _tell_kernel(self, ask: int, outcome: bytes | TensorWasmError) -> Iterator[WorkerFrame]:
+        """Yield the frames of an answer; the ask counts until they are sent, because a process may not read them."""
         if isinstance(outcome, bytes):
             blob = next(self._blobs)
-            self._outbox.put([*send_blob(blob, outcome), KernelFrame(ask, blob)])
+            yield from send_blob(blob, outcome)
+            yield KernelFrame(ask, blob)
         else:
-            self._outbox.put([NoKernelFrame(ask, describe_error(ask, outcome))])
+            yield NoKernelFrame(ask, describe_error(ask, outcome))
+        self._asks.close(ask)
 
     def stop(self) -> None:
         """Have the process leave."""

@@ -33,10 +33,8 @@ class KernelAsks:
             return None
         return self._asks[frame.ask], bytes(self._texts.pop(frame.ask))
 
-    def close(self, ask: int) -> bool:
-        """Note that an ask is answered; return whether it was open."""
+    def close(self, ask: int) -> None:
+        """Note that an ask is answered."""
         self._texts.pop(ask, None)
-        frame = self._asks.pop(ask, None)
-        if frame is not None:
-            self._room.leave(frame.tenant, frame.size_bytes)
-        return frame is not None
+        frame = self._asks.pop(ask)
+        self._room.leave(frame.tenant, frame.size_bytes)
