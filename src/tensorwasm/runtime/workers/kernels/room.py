@@ -46,7 +46,7 @@ class Room:
             self._held[tenant] = own
 
 
-class Turns(Generic[T]):
+class TenantQueue(Generic[T]):
     """What waits, by tenant in the order of their turns. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
-from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room, Turns
+from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room, TenantQueue
 
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
@@ -40,7 +40,7 @@ class _Lane:
     """One compiler process and what waits for it."""
 
     limit_s: float
-    waiting: Turns[KernelJob] = field(default_factory=Turns)
+    waiting: TenantQueue[KernelJob] = field(default_factory=TenantQueue)
     thread: threading.Thread | None = None
     compiler: CompilerProcess | None = None
 
@@ -70,7 +70,7 @@ class KernelService:
         self._wanted: dict[bytes, list[Done]] = {}
         self._room = Room(WAITING_EACH, WAITING)
         self._slow_until_s: dict[str, float] = {}
-        self._early: Turns[EarlyKernel] = Turns()
+        self._early: TenantQueue[EarlyKernel] = TenantQueue()
         self._early_room = Room(PREPARED_EACH, PREPARED)
         self._target: KernelTarget | None = None
         self._closed = False
