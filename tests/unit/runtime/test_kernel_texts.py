@@ -67,6 +67,7 @@ def test_what_is_found_is_bounded():
     texts = [TEXT + b"// %d\n}" % number for number in range(2 * MAX_TEXTS)]
     assert len(find_kernels(module(b"\0".join(texts)))) == MAX_TEXTS
     assert find_kernels(module(b".version .entry " + b"k" * 5000)) == []
+    assert find_kernels(module(b".version " + b".entry, " * kernel_texts.MAX_ENTRIES + b".entry k() {}")) == []
 
 
 def test_words_on_the_border_of_two_steps_are_found(monkeypatch):

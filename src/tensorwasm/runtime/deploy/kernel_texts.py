@@ -22,6 +22,9 @@ from tensorwasm.wasm.sections import read_sections
 
 MAX_TEXTS: Final = 16
 MAX_KERNELS: Final = 32
+MAX_ENTRIES: Final = 1024
+"""Places in one text that look as if a kernel began there; the others are not looked at."""
+
 _STEP_BYTES: Final = 256 << 10
 _COMMENTS_BYTES: Final = 4 << 10
 """Before ``.version``: compilers write who they are there."""
@@ -117,7 +120,10 @@ def _skip(data: bytes, at: int) -> int:
 
 def _entries(text: bytes) -> Iterator[str]:
     at = 0
-    while (at := _find(text, b".entry", at)) >= 0:
+    for _ in range(MAX_ENTRIES):
+        at = _find(text, b".entry", at)
+        if at < 0:
+            return
         found = _ENTRY.match(text, at)
         if found is not None:
             yield found[1].decode("ascii")

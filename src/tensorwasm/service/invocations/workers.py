@@ -15,7 +15,7 @@ from tensorwasm.runtime.workers.worker import WorkerStatistics
 from tensorwasm.settings.parsing import checked_isolation
 
 _MAX_PREPARING: Final = 16
-"""Modules whose kernels are looked for at a time."""
+"""Modules whose kernels are to be looked for; that is done for one at a time."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Workers:
         self._open_executor = open_executor
         self._opening: asyncio.Task[WorkerExecutor] | None = None
         self._preparing: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Lock()  # one of the threads that all work of the service shares
         self.executor: WorkerExecutor | None = None
         self._closed = False
 
@@ -67,7 +68,8 @@ class Workers:
     async def _prepare(self, tenant: str, module: bytes, gpu_bytes: int | None) -> None:
         try:
             executor = await self.open()
-            await asyncio.to_thread(executor.prepare, tenant, module, gpu_bytes)
+            async with self._looking:
+                await asyncio.to_thread(executor.prepare, tenant, module, gpu_bytes)
         except TensorWasmError as error:  # a call is told the same
             _log.info("no kernels are compiled before they are called: %s", error)
         except Exception:  # noqa: BLE001 - a bug that is to harm no deploy

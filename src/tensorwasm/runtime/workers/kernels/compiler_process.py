@@ -70,7 +70,9 @@ class CompilerProcess:
     @property
     def fit(self) -> bool:
         """Whether it may compile another kernel: it is there, and has answered all that it was given."""
-        return self._answered and self._popen.poll() is None
+        # Reaped in `end` alone: until then no other process group can have the number that is killed.
+        ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return self._answered and ended is None
 
     def compile(self, job: KernelJob, limit_s: float) -> bytes:
         """Return a compiled kernel, or raise why there is none.
