@@ -34,7 +34,7 @@ LEFT_ALONE: Final = frozenset(
     {
         "server/arrivals.py", "server/exchange.py", "server/silence.py", "server/sending.py", "server/serving.py",
         "server/streaming/connection.py", "runtime/workers/conversation.py", "runtime/workers/flight.py",
-        "runtime/workers/counter.py", "gpu/staging.py", "gpu/reach.py", "gpu/windows.py", "gpu/cuda/dues.py",
+        "gpu/staging.py", "gpu/reach.py", "gpu/windows.py", "gpu/cuda/dues.py",
         "gpu/cuda/delays.py",
     }
 )  # fmt: skip

@@ -25,7 +25,7 @@ from tensorwasm.gpu.emulator.device import EmulatorDevice
 from tensorwasm.gpu.opening import open_device
 from tensorwasm.ptx import parse
 from tensorwasm.runtime.api import lazy_device
-from tensorwasm.runtime.workers import child
+from tensorwasm.runtime.workers.child import __main__ as child
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     TO_WORKER,
@@ -197,21 +197,24 @@ class Puppet:
         self.send(LongWorkFrame("somebody-else"))
 
     def do_foreign_wish(self, call):
-        self.send(WishFrame((call.tenant, "somebody-else")))
+        self.send(WishFrame({call.tenant: 1, "somebody-else": 1}))
+
+    def wish(self):
+        return WishFrame({tenant: call.weight for tenant, call in self.wishes.items()})
 
     def do_wish(self, call):
         """Keep the device busy until the tenant has had a turn, which is shown."""
         self.wishes[call.tenant] = call
-        self.send(WishFrame(tuple(self.wishes)))
+        self.send(self.wish())
 
     def do_greedy(self, call):
         """Keep the device busy without end, and begin to when this is answered."""
-        self.send(WishFrame((call.tenant,)), self.done(call))
+        self.send(WishFrame({call.tenant: call.weight}), self.done(call))
 
     def do_await_turns(self, call):
         """Keep the device busy until nobody waits for turns any more, as one who is held does."""
         self.in_turn = call
-        self.send(WishFrame((call.tenant,)))
+        self.send(WishFrame({call.tenant: call.weight}))
 
     def take_turn(self, frame):
         self.contested |= frame.contested
@@ -221,7 +224,7 @@ class Puppet:
         call = self.wishes.pop(frame.tenant, None)
         if call is not None:
             told = json.dumps({"number": frame.number, "length_ns": frame.length_ns}).encode()
-            ends = TurnEndFrame(frame.number), WishFrame(tuple(self.wishes))
+            ends = TurnEndFrame(frame.number), self.wish()
             self.send(OutputFrame(call.request, "stdout", told), self.done(call), *ends)
 
     def do_ask(self, call):
@@ -336,7 +339,7 @@ def break_device(descriptor):
         return FaultyDevice(healthy), reason
 
     lazy_device.open_device = open_faulty
-    sys.argv[1:] = [str(descriptor)]
+    del sys.argv[1]
     child.run()
 
 
@@ -355,7 +358,7 @@ class ImageDevice(EmulatorDevice):
 def load_images(descriptor):
     """Be a real worker whose device takes compiled kernels."""
     lazy_device.open_device = lambda *_, **__: (ImageDevice(), "")
-    sys.argv[1:] = [str(descriptor)]
+    del sys.argv[1]
     child.run()
 
 
@@ -367,7 +370,7 @@ def imagine_gpu(descriptor):
     driver = Driver(FakeDriver())
     opening.load_driver = lambda: driver
     opening.find_assembler = lambda *_: None
-    sys.argv[1:] = [str(descriptor)]
+    del sys.argv[1]
     child.run()
 
 

@@ -7,6 +7,7 @@ import struct
 from hypothesis import strategies as st
 
 from tensorwasm.runtime.workers import frames
+from tensorwasm.values import MAX_WEIGHT
 
 INT64 = (1 << 63) - 1
 identities = st.integers(1, INT64)
@@ -38,6 +39,7 @@ invocations = st.builds(
     stdin=st.none() | identities,
     input=st.none() | identities,
     cuda=st.booleans(),
+    weight=st.integers(1, MAX_WEIGHT),
     directories=few(st.tuples(names, names, st.booleans())),
     tenant=tenants,
     limits=st.tuples(counts, counts, counts, counts, seconds, counts, counts),
@@ -107,6 +109,7 @@ from_worker = st.one_of(
         few(st.builds(frames.TrapFrame, counts, names, counts, names, counts)),
     ),
     st.builds(frames.SickFrame, names),
+    st.builds(frames.WishFrame, st.dictionaries(tenants, st.integers(1, MAX_WEIGHT), max_size=3)),
 )
 
 

@@ -15,10 +15,11 @@ from fakes.emulation import kernel, store_result
 from tensorwasm.errors import CapacityExhausted, DeviceFault, TensorWasmError
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.kernels.service import KernelService
+from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
-from tensorwasm.runtime.workers.worker import WorkerOptions
 from tensorwasm.values import Limits
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="worker processes are Linux's here")
@@ -142,6 +143,20 @@ def test_a_kernel_is_compiled_once_whatever_process_wants_it(open_executor, runs
     assert runs() == before
     assert loads(executor, guest(1), tenant="bob")
     assert runs() == before + 1, "another tenant's kernel is another one"
+
+
+def test_kernels_of_all_fronts_are_compiled_once_by_the_parent(open_executor, runs, tmp_path):
+    executor, path = open_executor("images", KernelService(Store())), tmp_path / "broker.sock"
+    with (
+        WorkerBroker(executor, path),
+        WorkerExecutor(broker=path) as first,
+        WorkerExecutor(broker=path) as second,
+    ):
+        assert loads(first, guest(1))
+        assert loads(second, guest(1))
+        assert loads(executor, guest(1))
+        assert loads(second, guest(2), tenant="bob")
+    assert runs() == 2
 
 
 def test_a_guest_gets_the_code_of_a_kernel_that_is_refused(open_executor, runs):

@@ -8,9 +8,9 @@ import pytest
 from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import conversation, pool
+from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
-from tensorwasm.runtime.workers.worker import WorkerOptions
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="worker processes are Linux's here")
 

@@ -24,6 +24,7 @@ for _command in (
     for_typer(run.run),
     operating.doctor,
     operating.serve,
+    operating.broker,
     operating.bench,
     functions.deploy,
     calls.invoke,

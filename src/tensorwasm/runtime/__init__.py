@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
     from tensorwasm.runtime.snapshots.live import LiveInstance
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
+    from tensorwasm.runtime.workers.options import WorkerOptions
     from tensorwasm.runtime.workers.pool import WorkerExecutor
-    from tensorwasm.runtime.workers.worker import WorkerOptions
 
 __all__ = [
     "Executor",

@@ -169,7 +169,7 @@ async def open_service(
     """
     async with AsyncExitStack() as stack:
         base = await _open_base(stack, settings, runtime, clock)
-        workers = workers or Workers.from_settings(settings.isolation)
+        workers = workers or Workers.from_settings(settings.isolation, settings.broker)
         functions = _open_functions(stack, base, workers)
         invocations = await _open_invocations(stack, base, functions, workers)
         metrics = metrics or Metrics()

@@ -217,6 +217,12 @@ class ServiceSettings:
         "What keeps kernels of different tenants apart on a GPU: guarded, process, or stream for nothing; by default "
         "guarded on CUDA, process without a ptxas, stream on the emulator.",
     )
+    broker: str = setting(
+        "TENSOR_WASM_BROKER",
+        text,
+        "",
+        "Socket of a `tensor-wasm broker`, whose GPU workers are used; by default the server starts its own.",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ServiceSettings:

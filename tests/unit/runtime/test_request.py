@@ -9,7 +9,7 @@ from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
-from tensorwasm.runtime.workers.counter import Counter
+from tensorwasm.runtime.workers.child.counter import Counter
 from tensorwasm.runtime.workers.flight import make_invoke
 from tensorwasm.runtime.workers.frames import TO_WORKER, Splitter, encode
 from tensorwasm.values import Limits
@@ -30,7 +30,7 @@ def test_every_valid_request_arrives_unchanged(request_):
     arrived = Counter._request(SimpleNamespace(_blobs=blobs), read)
     check_request(arrived)
     limits = replace(request_.limits, wall_s=float(request_.limits.wall_s))
-    assert repr(arrived) == repr(replace(request_, limits=limits, deadline_s=None, weight=1))
+    assert repr(arrived) == repr(replace(request_, limits=limits, deadline_s=None))
     assert (arrived.module, arrived.stdin, arrived.input) == (request_.module, request_.stdin, request_.input)
 
 

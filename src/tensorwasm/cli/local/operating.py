@@ -1,12 +1,14 @@
-"""`tensor-wasm serve`, `doctor`, `audit verify` and `bench`.
+"""`tensor-wasm serve`, `broker`, `doctor`, `audit verify` and `bench`.
 
-All but `serve` exit with 1 if something is not as it should be.
+All but `serve` and `broker` exit with 1 if something is not as it should be.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,8 +18,8 @@ import typer
 from tensorwasm.cli.options import without_none
 from tensorwasm.cli.output import AsJson, print_json
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.settings import current
-from tensorwasm.settings.parsing import checked_seconds
+from tensorwasm.settings import current, state_dir
+from tensorwasm.settings.parsing import checked_isolation, checked_seconds
 
 _POLICIES: Final = {None: None, "optional": "0", "required": "1"}
 
@@ -94,6 +96,34 @@ def serve(
         TENSOR_WASM_DEVICE=device,
     )
     return Supervisor(ServeOptions(parse_address(addr), max_body_bytes), dict(os.environ) | chosen).run()
+
+
+def broker(
+    *,
+    device: ChosenDevice = None,
+    isolation: Annotated[
+        str | None, typer.Option(help="What keeps tenants apart: guarded or stream. [default: the device's]")
+    ] = None,
+    socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where to listen. [default: broker.sock in the state folder]")
+    ] = None,
+) -> None:
+    """Run GPU workers that several servers of this user share, until it is stopped.
+
+    Servers find it by TENSOR_WASM_BROKER, the path of its socket, which is printed. They may come and go: a new one
+    finds the GPU ready. When the broker ends, so do its workers, and calls in them fail; servers wait for another.
+    """
+    from tensorwasm.runtime.workers.broker import WorkerBroker  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime.workers.pool import WorkerExecutor  # noqa: PLC0415 - the same
+
+    chosen = None if isolation is None else checked_isolation("--isolation", isolation)
+    path = (socket or state_dir() / "broker.sock").expanduser().absolute()
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with WorkerExecutor(device or current().device, isolation=chosen) as executor, WorkerBroker(executor, path):
+        print(f"listening on {path}", flush=True)
+        stopped.wait()
 
 
 audit = typer.Typer(name="audit", help="The service's audit log.", no_args_is_help=True)

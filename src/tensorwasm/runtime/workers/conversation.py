@@ -1,7 +1,7 @@
-"""`Conversation`: the parent's connection to one worker process, from its start to its end.
+"""`Conversation`: a parent's or a front's connection to one worker process, from its start to its end.
 
-One thread serves it. Whatever the process does, it ends with an `Ending`, the process gone and reaped, and every
-descriptor closed; what the process was asked and did not answer is left to the caller.
+One thread serves it. Whatever the process does, it ends with an `Ending` and every descriptor closed, a process that
+this one has started gone and reaped; what the process was asked and did not answer is left to the caller.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -48,7 +48,7 @@ from tensorwasm.runtime.workers.frames import (
 from tensorwasm.runtime.workers.kernels.asks import KernelAsks
 from tensorwasm.runtime.workers.outbox import Outbox, send_blob
 from tensorwasm.runtime.workers.outcomes import clean, describe_error
-from tensorwasm.runtime.workers.process import Ending, Patience, Process, describe_exit
+from tensorwasm.runtime.workers.process import Ending, Patience, WorkerProcess, describe_exit
 
 _READ_BYTES: Final = 256 << 10
 _KEPT_ERRORS_BYTES: Final = 4 << 10
@@ -71,8 +71,8 @@ class Owner(Protocol):
     def found_long(self, tenant: str) -> None:
         """Kernels of a tenant run long in the process."""
 
-    def wish(self, tenants: frozenset[str]) -> None:
-        """These tenants, and no others, keep the device busy in the process."""
+    def wish(self, tenants: Mapping[str, int]) -> None:
+        """These tenants, and no others, keep the device busy in the process; with their weights."""
 
     def end_turn(self, number: int, *, late: bool) -> None:
         """The process has ended a turn, or what ran on from it."""
@@ -88,8 +88,8 @@ class Conversation:
     """The talk with one process.
 
     Args:
-        process: just started.
-        setup: what it is to be.
+        process: just started, or just connected to.
+        setup: what it is to be; None if its parent has said so.
         owner: told what happens, and asked what to do.
         waker: a descriptor that is readable when the owner has something to do.
         patience: how long the process gets.
@@ -99,10 +99,12 @@ class Conversation:
         charges: device and pinned bytes by tenant, as of the last heartbeat.
         answered: requests answered.
         introduced: whether the process has said that it is ready.
+        shared: whether it was given connections of fronts. What it then says of tenants whose calls are theirs is not
+            verified: it can have kernels compiled and turns given in their names.
     """
 
     def __init__(
-        self, process: Process, setup: SetupFrame, owner: Owner, waker: socket.socket, patience: Patience
+        self, process: WorkerProcess, setup: SetupFrame | None, owner: Owner, waker: socket.socket, patience: Patience
     ) -> None:
         self.flights: dict[int, Flight] = {}
         self.charges: dict[str, tuple[int, int]] = {}
@@ -120,14 +122,14 @@ class Conversation:
         self._asks = KernelAsks()
         self._errors = bytearray()
         self._beats = 0
-        self.introduced = False
+        self.introduced = self.shared = False
         self._sick = ""
         self._unfit: UnfitFrame | None = None
         self._ending: str | None = None
         self._ends_at_s = time.monotonic() + patience.start_s
         self._late = f"was not ready within {patience.start_s:g} s"
         self._stopping = False
-        self._outbox.put([setup])
+        self._outbox.put([] if setup is None else [setup])
 
     def send(self, flight: Flight) -> None:
         """Give the process a request."""
@@ -149,6 +151,11 @@ class Conversation:
     def order(self, order: TurnOrder) -> None:
         """Tell the process whose turn on the device it is."""
         self._outbox.put([TurnFrame(order.contested, order.number, order.tenant or None, order.length_ns)])
+
+    def admit(self, link: socket.socket) -> None:
+        """Hand the process the connection of a front; this end is closed."""
+        self.shared = True
+        self._process.admit(link)
 
     def answer(self, ask: int, outcome: bytes | TensorWasmError) -> None:
         """Tell the process the kernel that it has asked for, or why there is none."""
@@ -176,7 +183,8 @@ class Conversation:
         """Talk until the process has ended; it is gone when this returns."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.link, selectors.EVENT_READ, self._exchange)
-            selector.register(self._process.errors, selectors.EVENT_READ, self._keep_errors)
+            if self._process.errors is not None:
+                selector.register(self._process.errors, selectors.EVENT_READ, self._keep_errors)
             selector.register(self._waker, selectors.EVENT_READ, self._wake)
             try:
                 while self._ending is None:
@@ -232,9 +240,12 @@ class Conversation:
             return
 
     def _keep_errors(self, selector: selectors.BaseSelector, _: int) -> None:
-        data = self._process.errors.read(_READ_BYTES)
+        errors = self._process.errors
+        if errors is None:
+            return
+        data = errors.read(_READ_BYTES)
         if data == b"":
-            selector.unregister(self._process.errors)
+            selector.unregister(errors)
         self._errors += data or b""
         del self._errors[:-_KEPT_ERRORS_BYTES]
 
@@ -272,7 +283,7 @@ class Conversation:
     def _take_wish(self, frame: WishFrame) -> None:
         for tenant in frame.tenants:
             self._require_known(tenant)
-        self._owner.wish(frozenset(frame.tenants))
+        self._owner.wish(frame.tenants)
 
     def _take_turn_end(self, frame: TurnEndFrame) -> None:
         self._owner.end_turn(frame.number, late=frame.late)
@@ -285,13 +296,13 @@ class Conversation:
         whole = self._asks.fill(frame)
         if whole is None:
             return
-        if any(flight.request.tenant == whole[0].tenant for flight in self.flights.values()):
+        if self.shared or any(flight.request.tenant == whole[0].tenant for flight in self.flights.values()):
             self._owner.compile(self, *whole)
         else:
             self.answer(frame.ask, CapacityExhausted("the call that wanted the kernel has ended"))
 
     def _require_known(self, tenant: str) -> None:
-        if tenant not in self._tenants:
+        if tenant not in self._tenants and not self.shared:
             raise BrokenFrame(f"work of the tenant {tenant[:64]!r}, who has asked nothing of it")
 
     def _wait_for_beat(self) -> None:
@@ -354,7 +365,7 @@ class Conversation:
             said = clean(self._errors.decode("utf-8", "replace"))
             _log.warning("worker process %d %s; it had written: %s", self._process.pid, text, said)
         self.charges = {}
-        return Ending(text, bool(self.flights or self.answered), self._unfit)
+        return Ending(text, bool(self.flights or self.answered or self.shared), self._unfit)
 
 
 _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] = {

@@ -234,6 +234,7 @@ def make_invoke(
         stdin=stdin,
         input=given,
         cuda=request.grants.cuda,
+        weight=request.weight,
         directories=tuple((each.host_path, each.guest_path, each.writable) for each in request.grants.directories),
         tenant=request.tenant,
         limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),

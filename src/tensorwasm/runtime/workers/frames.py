@@ -24,9 +24,9 @@ from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
-from tensorwasm.values import Isolation, MemoryKind
+from tensorwasm.values import MAX_WEIGHT, Isolation, MemoryKind
 
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -38,6 +38,7 @@ _HEADER: Final = struct.Struct(">BI")
 
 Identity = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 Number = int | float
 Word = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -103,6 +104,7 @@ class InvokeFrame(WorkerFrame, frozen=True):
     stdin: Identity | None  # number of a complete blob, which is forgotten with this; None for nothing
     input: Identity | None  # the same
     cuda: bool
+    weight: Weight
     directories: tuple[tuple[Name, Name, bool], ...]
     tenant: Tenant
     limits: tuple[Count, Count, Count, Count, float, Count, Count]
@@ -163,6 +165,7 @@ class ReadyFrame(WorkerFrame, frozen=True):
     driver: Text
     shared_base: Count = 0  # of `tensorwasm.gpu.device.port.Device`, as the next
     assembler: Word = ""
+    pid: Count = 0  # the process's number, 0 for one that is not to be shown
 
 
 class UnfitFrame(WorkerFrame, frozen=True):
@@ -194,9 +197,9 @@ class LongWorkFrame(WorkerFrame, frozen=True):
 
 
 class WishFrame(WorkerFrame, frozen=True):
-    """From a worker: these tenants, and no others, keep the device busy there."""
+    """From a worker: these tenants, and no others, keep the device busy there; with their weights."""
 
-    tenants: tuple[Tenant, ...]
+    tenants: dict[Tenant, Weight]
 
 
 class TurnEndFrame(WorkerFrame, frozen=True):

@@ -7,6 +7,7 @@ against its types, because what reads it later does not check again.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ _OF_WORKERS: Final = frozenset(f"{errors.__name__}.{part}" for part in ("base", 
 
 _INTEGER_BITS: Final = {"i32": 32, "i64": 64}
 
-_NO_INFO: Final = frozenset({"protocol", "version", "shared_base", "assembler"})
+_NO_INFO: Final = frozenset({"protocol", "version", "shared_base", "assembler", "pid"})
 _DEVICE_FIELDS: Final = tuple(each for each in ReadyFrame.__struct_fields__ if each not in _NO_INFO)
 
 
@@ -70,6 +71,7 @@ def describe_device(device: Device) -> ReadyFrame:
         version=package_version(),
         shared_base=device.shared_base,
         assembler=device.assembler,
+        pid=os.getpid(),
         **_pick(device.info, _DEVICE_FIELDS),
     )
 

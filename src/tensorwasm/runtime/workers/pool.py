@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Final, Literal, Self
 
 from tensorwasm import settings
@@ -24,12 +26,14 @@ from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
+from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import State
+from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
-from tensorwasm.runtime.workers.worker import Notices, Worker, WorkerOptions, WorkerStatistics
+from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import MIB, Isolation
 
 Kernels = Literal["untrusted", "trusted"]
@@ -44,7 +48,6 @@ CLOSE_S: Final = 5.0
 """What requests that run get to end when the executor is closed."""
 
 _GONE_S: Final = 30.0
-
 
 _log: Final = logging.getLogger(__name__)
 
@@ -77,6 +80,12 @@ class WorkerExecutor:
         kernels: ``trusted`` if the operator vouches for every kernel.
         shares: multiprocessors, at least so many, by tenant, for tenants whose workers are not to have what ``options``
             says. Only under isolation by process, where a worker is one tenant's.
+        broker: socket of a `tensorwasm.runtime.workers.broker.WorkerBroker`, whose workers are used where tenants share
+            one, and whose device and isolation these are.
+
+    Attributes:
+        devices: names of the devices, ``emulator`` or ``cuda:N``.
+        isolation: what keeps tenants apart.
 
     Raises:
         InvalidArgs: no such device, MPS together with untrusted kernels, or a number out of range.
@@ -93,17 +102,22 @@ class WorkerExecutor:
         mps: bool = False,
         kernels: Kernels = "untrusted",
         shares: Mapping[str, int] | None = None,
+        broker: Path | None = None,
     ) -> None:
         self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
-        self._devices = list_devices((device,) if isinstance(device, str) else device)
-        emulated = all(each == "emulator" for each in self._devices)
+        self._broker = None if broker is None else BrokerClient(broker)
+        if self._broker is not None:
+            found = self._broker.describe()
+            device, isolation = found.devices, found.isolation
+        self.devices = list_devices((device,) if isinstance(device, str) else device)
+        emulated = all(each == "emulator" for each in self.devices)
         self._most = workers
         self._shares = dict(shares or {})
         divided = bool(self._shares) or self._options.multiprocessors is not None
-        self._isolation: Isolation = isolation or ("stream" if emulated else "process" if divided else _safest())
-        _check(workers, self._isolation, self._shares, self._options)
+        self.isolation: Isolation = isolation or ("stream" if emulated else "process" if divided else _safest())
+        _check(workers, self.isolation, self._shares, self._options)
         sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
-        self._device_shares = [GpuShares(sizes) for _ in self._devices]
+        self._device_shares = [GpuShares(sizes) for _ in self.devices]
         self._lock = threading.Lock()
         self._placed: dict[int, _PlacedWorker] = {}
         self._leaving: list[Worker] = []
@@ -113,9 +127,9 @@ class WorkerExecutor:
         self._running = RunningCalls()
         self._long_until_s: dict[str, float] = {}
         self._apart: set[str] = set()
-        self._weights: dict[str, int] = {}
-        self._turns = [TurnScheduler(self._weigh) for _ in self._devices]
-        guarded = self._isolation == "guarded"
+        self._weights: dict[int, Mapping[str, int]] = {}  # by worker, of the tenants who keep its device busy
+        self._turns = [TurnScheduler(self._weigh) for _ in self.devices]
+        guarded = self.isolation == "guarded"
         self._kernels = KernelService(open_kernel_folder()) if guarded and not emulated else None
         self._closed = False
 
@@ -128,12 +142,40 @@ class WorkerExecutor:
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
-            self._weights[request.tenant] = request.weight
             worker = self._place(request)
             flight = Flight(next(self._requests), self._within_quota(request, worker), listener, worker)
             worker.submit(flight)
         self._running.enter(request.tenant, flight.ticket)
         return flight.ticket
+
+    def connect(self, link: socket.socket, device: int, *, long: bool = False) -> None:
+        """Give the worker that tenants share on a device, by its index, the connection of a front.
+
+        The worker is that for tenants whose kernels run long, or the usual one. The link is its end, and closed here.
+
+        Raises:
+            InvalidArgs: there is no such device, or no such worker on it.
+            CapacityExhausted: the executor is closed, or the worker is leaving.
+            DeviceUnavailable: the worker was given up.
+        """
+        try:
+            with self._lock:
+                if self._closed:
+                    raise CapacityExhausted("the executor is closed")
+                shared = self.isolation == "guarded" or (self.isolation == "stream" and not long)
+                if not shared or not 0 <= device < len(self.devices):
+                    raise InvalidArgs(f"there is no such worker that tenants share on the device {device}")
+                self._find_shared(device, long=long).connect(link)
+        except TensorWasmError:
+            link.close()
+            raise
+
+    def _find_shared(self, device: int, *, long: bool) -> Worker:
+        """Return a device's worker for all tenants, started if there is none. The lock is held."""
+        for placed in self._placed.values():
+            if (placed.device, placed.long, placed.worker.tenant) == (device, long, None):
+                return placed.worker
+        return self._start(Start(device), "", None, long=long).worker
 
     def prepare(self, tenant: str, module: bytes, gpu_bytes: int | None = None) -> None:
         """Have a module's kernels compiled before they are called, as far as their texts are found in it.
@@ -199,9 +241,9 @@ class WorkerExecutor:
         self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
         loads = [placed.load(number) for number, placed in self._placed.items()]
         tenant = request.tenant
-        owner = tenant if self._isolation == "process" or (request.grants.cuda and tenant in self._apart) else None
+        owner = tenant if self.isolation == "process" or (request.grants.cuda and tenant in self._apart) else None
         long = owner is None and request.grants.cuda and self._runs_long(tenant)
-        decision = choose(loads, owner, len(self._devices), self._most, long=long)
+        decision = choose(loads, owner, len(self.devices), self._most, long=long)
         if decision is None:
             raise self._explain(tenant)
         if isinstance(decision, Start):
@@ -224,17 +266,21 @@ class WorkerExecutor:
             self._long_until_s[tenant] = time.monotonic() + LONG_S
 
     def _weigh(self, tenant: str) -> int:
-        return self._weights.get(tenant, 1)
+        return max((weights.get(tenant, 1) for weights in self._weights.values()), default=1)
 
     def _note_fault(self, tenants: frozenset[str]) -> None:
-        if self._isolation == "guarded":
+        if self.isolation == "guarded":
             with self._lock:
                 self._apart |= tenants
 
-    def _note_wish(self, device: int, number: int, tenants: frozenset[str]) -> None:
+    def _note_wish(self, device: int, number: int, tenants: Mapping[str, int]) -> None:
         with self._lock:
-            wanted = tenants if number in self._placed else ()  # a worker that leaves has no turns
+            wanted = tenants if number in self._placed else {}  # a worker that leaves has no turns
+            self._weights[number] = {**self._weights.get(number, {}), **wanted}  # some end their turns now
             self._order(self._turns[device].wish(number, wanted))
+            self._weights[number] = wanted
+            if not wanted:
+                del self._weights[number]
 
     def _note_turn_end(self, device: int, number: int, turn: int, late: bool) -> None:  # noqa: FBT001 - as it is told
         with self._lock:
@@ -262,24 +308,28 @@ class WorkerExecutor:
             self._device_shares[start.device].leave(start.instead_of)  # it runs nothing, and is about to go
         number = next(self._numbers)
         options = self._specify(start.device, number, self._shares.get(tenant, self._options.multiprocessors))
-        if self._isolation == "guarded":
+        if self.isolation == "guarded":
             options = replace(options, isolation="guarded" if owner is None else "process")
         told = partial(self._note_wish, start.device, number), partial(self._note_turn_end, start.device, number)
         notices = Notices(self._note_long_work, self._note_fault, *told)
         if self._kernels is not None:
             notices = replace(notices, compile=self._kernels.submit, know=self._kernels.know)
-        worker = Worker(number, options, owner, notices)
+        if self._broker is None or owner is not None:
+            worker = Worker(number, options, owner, notices)
+        else:
+            options = replace(options, backoff=replace(options.backoff, idle_ends=sys.maxsize))  # it may come again
+            worker = Worker(number, options, owner, notices, partial(self._broker.connect, start.device, long=long))
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed
 
     def _specify(self, device: int, number: int, share: int | None) -> WorkerOptions:
         """Return a new worker's options, with a place for its share on a GPU."""
-        device_shares, name = self._device_shares[device], self._devices[device]
+        device_shares, name = self._device_shares[device], self.devices[device]
         for other, placed in self._placed.items():
             if placed.device == device and placed.worker.lifecycle.state is State.FAILED:
                 device_shares.leave(other)
         place = device_shares.take(number, share) if share is not None and name != "emulator" else None
-        return replace(self._options, device=name, multiprocessors=share, place=place, isolation=self._isolation)
+        return replace(self._options, device=name, multiprocessors=share, place=place, isolation=self.isolation)
 
     def _explain(self, tenant: str) -> TensorWasmError:
         """Return why a tenant's request finds no worker."""

@@ -1,12 +1,12 @@
 """Starting a worker process and ending it.
 
-Parent and worker talk over an unnamed pair of connected sockets, one of which is the only descriptor that the worker
-inherits: there is no file whose mode must be right, and no other process can connect. The worker still verifies that
-its parent made the pair.
+Parent and worker talk over an unnamed pair of connected sockets: there is no file whose mode must be right, and no
+other process can connect. The worker still verifies that its parent made the pair. Over a second one the parent hands
+the worker the connections of fronts (`child/server.py`). Of both, the worker inherits its end and nothing else.
 
 The process is spawned, never forked, with an environment, a session and a process group of its own.
 
-Source: Linux man-pages, socketpair(2), setsid(2), killpg(3).
+Source: Linux man-pages, socketpair(2), setsid(2), killpg(3), unix(7) SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from tensorwasm.errors import DeviceUnavailable
 from tensorwasm.gpu.cuda.driver.mps import PIPES_VARIABLE, WITHOUT_MPS
 from tensorwasm.runtime.workers.frames import UnfitFrame
 
 PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.child")
-"""What Python runs in a worker; the number of the descriptor follows."""
+"""What Python runs in a worker; the numbers of the two descriptors follow."""
 
 INHERITED: Final = (
     "PATH",
@@ -107,12 +107,42 @@ class Ending:
     unfit: UnfitFrame | None = None
 
 
+class WorkerProcess(Protocol):
+    """A worker process to talk to.
+
+    Attributes:
+        link: this end of the connection, non-blocking.
+        errors: the process's standard error, non-blocking; None if another process has started it.
+    """
+
+    link: socket.socket
+    errors: IO[bytes] | None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number, None if another process has started it."""
+
+    def admit(self, link: socket.socket) -> None:
+        """Hand the process the connection of a front. The process has it then, and the caller no more."""
+
+    def wait(self, limit_s: float) -> None:
+        """Wait a moment for a process that is about to end by itself."""
+
+    def end(self) -> int | None:
+        """End the process, or the connection to one that another process has started, and release everything.
+
+        Returns:
+            The exit status, None if it is not known.
+        """
+
+
 @dataclass(slots=True)
 class Process:
-    """A worker process."""
+    """A worker process that this one has started; see `WorkerProcess`."""
 
-    link: socket.socket  # the parent's end, non-blocking
-    errors: IO[bytes]  # the process's standard error, non-blocking
+    link: socket.socket
+    errors: IO[bytes] | None
+    _handover: socket.socket
     _popen: subprocess.Popen[bytes]
 
     @classmethod
@@ -120,31 +150,40 @@ class Process:
         """Start a process, which on Linux ends with the calling thread; `DeviceUnavailable` if that fails."""
         if sys.platform == "win32":
             raise DeviceUnavailable("worker processes need Linux or macOS")
-        ours, theirs = socket.socketpair()
+        (ours, theirs), (handover, fronts) = socket.socketpair(), socket.socketpair()
+        inherited = theirs.fileno(), fronts.fileno()
         try:
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
-                [sys.executable, "-P", *program, str(theirs.fileno())],
+                [sys.executable, "-P", *program, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=inherited,
                 start_new_session=True,
             )
         except OSError as error:
             ours.close()
+            handover.close()
             raise DeviceUnavailable(f"no worker process can be started: {error.strerror}") from None
         finally:
             theirs.close()
+            fronts.close()
         ours.setblocking(False)
+        handover.setblocking(False)
         assert popen.stderr is not None  # noqa: S101 - it was asked for
         os.set_blocking(popen.stderr.fileno(), False)
-        return cls(ours, popen.stderr, popen)
+        return cls(ours, popen.stderr, handover, popen)
 
     @property
     def pid(self) -> int:
         """The process's number."""
         return self._popen.pid
+
+    def admit(self, link: socket.socket) -> None:
+        """See `WorkerProcess.admit`. A process that has gone, or takes none, ends the connection."""
+        with link, contextlib.suppress(OSError):
+            socket.send_fds(self._handover, [b"\0"], [link.fileno()])
 
     def end(self) -> int:
         """Kill the process and its children, and release everything; return its exit status.
@@ -160,7 +199,9 @@ class Process:
             return -signal.SIGKILL
         finally:
             self.link.close()
-            self.errors.close()
+            self._handover.close()
+            if self.errors is not None:
+                self.errors.close()
 
     def wait(self, limit_s: float) -> None:
         """Wait a moment for a process that is about to end by itself, on Linux."""
@@ -175,8 +216,10 @@ class Process:
             os.close(watch)
 
 
-def describe_exit(status: int) -> str:
+def describe_exit(status: int | None) -> str:
     """Return how a process ended, for people: ``was killed by SIGSEGV``, ``exited with code 1``."""
+    if status is None:
+        return "has gone"
     if status >= 0:
         return f"exited with code {status}"
     try:

@@ -16,86 +16,29 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
-from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import PROTOCOL, AskFrame, FailedFrame, ReadyFrame, SetupFrame, UnfitFrame
-from tensorwasm.runtime.workers.kernels.service import Done
-from tensorwasm.runtime.workers.lifecycle import Backoff, Lifecycle, State
+from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
+from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
-from tensorwasm.runtime.workers.process import PROGRAM, Ending, Patience, Process, make_environment
-from tensorwasm.values import DeviceInfo, Isolation, SmPlacement
+from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess, make_environment
+from tensorwasm.values import DeviceInfo
 
 _LONGEST_WAIT_S: Final = 3600.0
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """How a worker's processes are made: their time limits are `patience`, their restarts `backoff`."""
-
-    device: str = "emulator"  # ``emulator`` or ``cuda:N``
-    multiprocessors: int | None = None  # share of the device's, None for all
-    # Where the share lies among those of the device's other workers; None for anywhere.
-    place: SmPlacement | None = None
-    isolation: Isolation = "stream"  # what keeps kernels apart in the process
-    pipes: str | None = None  # folder of the MPS daemon that they join, None to join none
-    places: int = PLACES  # calls without a device at a time
-    requests: int = 256  # most that the worker holds, waiting ones included; one more is refused as `CapacityExhausted`
-    patience: Patience = Patience()  # noqa: RUF009 - immutable
-    backoff: Backoff = Backoff()  # noqa: RUF009 - immutable
-    program: Sequence[str] = PROGRAM  # what Python runs
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatistics:
-    """A snapshot of a worker."""
-
-    number: int  # the worker's
-    device: str  # what was asked for
-    tenant: str | None  # whose alone it is, None for any tenant's
-    state: State  # the current one
-    pid: int | None  # its process, None if there is none
-    info: DeviceInfo | None  # its process's device, None until one was ready
-    waiting: int  # requests that no process was given yet
-    running: int  # requests that its process has
-    answered: int  # requests that processes have answered
-    starts: int  # processes started
-    last_end: str  # how the last process that was not stopped ended, empty if none has
-    charges: tuple[tuple[str, int, int], ...]  # device and pinned bytes of tenants, by name
-
-
-@dataclass(frozen=True, slots=True)
-class Notices:
-    """What a worker's owner is told, on the worker's own thread. None of them may wait or raise.
-
-    Attributes:
-        long_work: kernels of a tenant run long.
-        fault: the process or its device was lost; with the tenants whose requests it had.
-        wish: these tenants, and no others, keep the device busy in the process; nobody does once it has ended.
-        end_turn: the process has ended a turn on the device, the one with that number; and whether something of it runs
-            on, of which it will tell the end.
-        compile: the process wants a kernel; the second argument is given it, as by `KernelService.submit`.
-        know: what the process's kernels are compiled for, once it is ready.
-    """
-
-    long_work: Callable[[str], object] = str
-    fault: Callable[[frozenset[str]], object] = frozenset
-    wish: Callable[[frozenset[str]], object] = frozenset
-    end_turn: Callable[[int, bool], object] = max
-    compile: Callable[[KernelJob, Done], object] | None = None
-    know: Callable[[KernelTarget], object] = id
-
-
 _UNHEARD: Final = Notices()
+
+Connector = Callable[[], WorkerProcess]
 
 
 class Worker:
@@ -107,19 +50,27 @@ class Worker:
         tenant: whose alone it is, None for any tenant's. Where tenants share a worker, no driver compiles PTX in it:
             its compiler is known to crash, which would end the other tenants' calls.
         notices: to its owner.
+        connector: connects to a process that a broker has started, or raises `TensorWasmError`; None starts processes.
     """
 
     def __init__(
-        self, number: int, options: WorkerOptions, tenant: str | None = None, notices: Notices = _UNHEARD
+        self,
+        number: int,
+        options: WorkerOptions,
+        tenant: str | None = None,
+        notices: Notices = _UNHEARD,
+        connector: Connector | None = None,
     ) -> None:
         self.number = number
         self.tenant = tenant
         self._options = options
         self._notices = notices
+        self._connector = connector
         self.lifecycle = Lifecycle(options.backoff)
         self._lock = threading.Lock()
         self._waiting: deque[Flight] = deque()
         self._orders: deque[Callable[[Conversation | None], object]] = deque()
+        self._joining: list[socket.socket] = []
         self._talk: Conversation | None = None
         self._pid: int | None = None
         self._info: DeviceInfo | None = None
@@ -187,8 +138,17 @@ class Worker:
         self._order(lambda talk: talk.credit(flight, parts) if talk is not None else None)
 
     def order(self, order: TurnOrder) -> None:
-        """Tell the process whose turn on the device it is."""
-        self._order(lambda talk: talk.order(order) if talk is not None else None)
+        """Tell the process whose turn on the device it is, unless a broker does."""
+        if self._connector is None:
+            self._order(lambda talk: talk.order(order) if talk is not None else None)
+
+    def connect(self, link: socket.socket) -> None:
+        """Give the process, or the next one, the connection of a front; this end is closed. May raise as `refusal`."""
+        with self._lock:
+            if not self.lifecycle.takes:
+                raise self.refusal()
+            self._orders.append(lambda talk: self._joining.append(link) if talk is None else talk.admit(link))
+        self._wake()
 
     def drain(self, limit_s: float, *, replace: bool = False) -> None:
         """Let it finish what it has within the limit, and leave, or be replaced; returns at once."""
@@ -269,32 +229,45 @@ class Worker:
         options, self._sickness, self._unfit = self._options, "", None
         self._starts += 1
         try:
-            process = Process.spawn(options.program, make_environment(os.environ, options.pipes))
-        except DeviceUnavailable as error:
+            process = self._open()
+        except TensorWasmError as error:
             self._conclude((), Ending(f"did not start: {error.message}", blamed=False))
             return
-        setup = SetupFrame(
-            protocol=PROTOCOL,
-            device=options.device,
-            multiprocessors=options.multiprocessors,
-            place=(options.place.unit, options.place.before) if options.place is not None else None,
-            asks=self._notices.compile is not None and options.isolation == "guarded",
-            jit=self.tenant is not None,
-            isolation=options.isolation,
-            places=options.places,
-            beat_s=options.patience.beat_s,
+        setup = (
+            None
+            if self._connector
+            else SetupFrame(
+                protocol=PROTOCOL,
+                device=options.device,
+                multiprocessors=options.multiprocessors,
+                place=(options.place.unit, options.place.before) if options.place is not None else None,
+                asks=self._notices.compile is not None and options.isolation == "guarded",
+                jit=self.tenant is not None,
+                isolation=options.isolation,
+                places=options.places,
+                beat_s=options.patience.beat_s,
+            )
         )
         self._pid = process.pid
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
+        while self._joining:
+            talk.admit(self._joining.pop())
         ending = talk.hold()
         self._pid, self._talk = None, None
-        self._notices.wish(frozenset())
+        self._notices.wish({})
         self._answered += talk.answered
         self._conclude(tuple(talk.flights.values()), ending)
+
+    def _open(self) -> WorkerProcess:
+        if self._connector is not None:
+            return self._connector()
+        return Process.spawn(self._options.program, make_environment(os.environ, self._options.pipes))
 
     def ready(self, info: ReadyFrame) -> None:
         """Note that the process takes requests. For the conversation."""
         self._info, self._target = rebuild_device(info), rebuild_target(info)
+        if self._connector is not None:
+            self._pid = info.pid
         if self._target is not None:
             self._notices.know(self._target)
         if self.lifecycle.state is State.STARTING:
@@ -312,7 +285,7 @@ class Worker:
         """Note that kernels of a tenant run long. For the conversation."""
         self._notices.long_work(tenant)
 
-    def wish(self, tenants: frozenset[str]) -> None:
+    def wish(self, tenants: Mapping[str, int]) -> None:
         """Note who keeps the device busy. For the conversation."""
         self._notices.wish(tenants)
 
@@ -391,10 +364,14 @@ class Worker:
 
     def _leave(self) -> None:
         """End what still waits; nothing is accepted any more."""
+        with self._lock:  # what was accepted before is in the queue now
+            pass
+        self._obey(None)
         with self._lock:
             refused, self._waiting = list(self._waiting), deque()
-            self._orders.clear()
             self._waker.close()
             self._woken.close()
+        for link in self._joining:
+            link.close()
         for flight in refused:
             flight.end(self.refusal())

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, InvalidArgs, TensorWasmError
+from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
-from tensorwasm.runtime.workers.worker import WorkerStatistics
 from tensorwasm.settings.parsing import checked_isolation
 
 _MAX_PREPARING: Final = 16
@@ -36,8 +37,17 @@ class Workers:
         self._closed = False
 
     @classmethod
-    def from_settings(cls, isolation: str) -> Workers:
-        """Return workers with an isolation, the device's default for an empty one; raise InvalidArgs if it is none."""
+    def from_settings(cls, isolation: str, broker: str = "") -> Workers:
+        """Return workers with an isolation, the device's default for an empty one, or those of a broker.
+
+        Raises InvalidArgs for an unknown isolation, and for one together with a broker, whose workers have theirs.
+        """
+        if broker and isolation:
+            raise InvalidArgs(
+                "TENSOR_WASM_API_ISOLATION is for a server's own workers: with TENSOR_WASM_BROKER, leave it out"
+            )
+        if broker:
+            return cls(partial(WorkerExecutor, broker=Path(broker)))
         chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 

@@ -62,11 +62,13 @@ def test_the_worker_has_a_group_of_its_own():
 def test_a_worker_refuses_a_parent_that_did_not_start_it():
     code = (
         "import socket, subprocess, sys\n"
-        "ours, theirs = socket.socketpair()\n"
-        "theirs.set_inheritable(True)\n"
+        "numbers = []\n"
+        "for pair in (socket.socketpair(), socket.socketpair()):\n"
+        "    pair[1].set_inheritable(True)\n"
+        "    numbers.append(str(pair[1].detach()))\n"
         'code = \'import subprocess, sys; sys.exit(subprocess.run([sys.executable, "-m", '
-        '"tensorwasm.runtime.workers.child", sys.argv[1]], close_fds=False).returncode)\'\n'
-        "sys.exit(subprocess.run([sys.executable, '-c', code, str(theirs.fileno())], close_fds=False).returncode)"
+        '"tensorwasm.runtime.workers.child", sys.argv[1], sys.argv[2]], close_fds=False).returncode)\'\n'
+        "sys.exit(subprocess.run([sys.executable, '-c', code, *numbers], close_fds=False).returncode)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == 1

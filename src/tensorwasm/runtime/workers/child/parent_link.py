@@ -6,6 +6,7 @@ import math
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from tensorwasm.errors import InvokeTimeout
@@ -23,10 +24,24 @@ class ParentLink:
         self._lock = threading.Lock()
 
     def send(self, frame: WorkerFrame) -> None:
-        """Send a frame, blocking until the parent takes it. Raises `OSError` if the parent has gone."""
+        """Send a frame, blocking until the parent takes it. Raises `OSError` if it has gone, or takes nothing."""
         data = encode(frame)
         with self._lock:
-            self._link.sendall(data)
+            try:
+                self._link.sendall(data)
+            except OSError:
+                self._shut()  # a part may have been sent, so nothing can follow it
+                raise
+
+    def close(self) -> None:
+        """End the connection; `send` fails from now on."""
+        self._shut()  # so that nobody holds the lock for long
+        with self._lock:
+            self._link.close()
+
+    def _shut(self) -> None:
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> Iterator[WorkerFrame]:
         """Yield the parent's frames, until it has gone. Raises `BrokenFrame` if it is no parent of this release."""

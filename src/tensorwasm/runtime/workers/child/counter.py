@@ -1,27 +1,25 @@
-"""`Counter`: the worker's side of the protocol: takes requests from the parent, and sends back outcomes."""
+"""`Counter`: the worker's side of one connection: takes requests from it, and sends back outcomes."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from tensorwasm.errors import CallerError, DeviceLost, GuestError, HostError, InvokeTimeout, LimitError, TensorWasmError
-from tensorwasm.gpu.device.port import Stream
-from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
+from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout, LimitError, TensorWasmError
+from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
+from tensorwasm.runtime.workers.child.parent_link import OutputWindow, ParentLink
 from tensorwasm.runtime.workers.frames import (
     BeatFrame,
     BlobFrame,
@@ -33,32 +31,23 @@ from tensorwasm.runtime.workers.frames import (
     ForgetFrame,
     InvokeFrame,
     KernelFrame,
-    LongWorkFrame,
     NoKernelFrame,
     OutputFrame,
     SickFrame,
-    TurnEndFrame,
     TurnFrame,
-    WishFrame,
     WorkerFrame,
 )
-from tensorwasm.runtime.workers.kernels.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.outbox import split
-from tensorwasm.runtime.workers.outcomes import clean, describe_error, describe_result, rebuild_error
-from tensorwasm.runtime.workers.parent_link import OutputWindow, ParentLink
+from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error
 from tensorwasm.values import Deadline, Limits
 
-if TYPE_CHECKING:
-    from tensorwasm.runtime.api.runtime import Runtime
-
 _ANSWERERS: Final = 4
-_TELL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Call:
+class _RunningCall:
     """A call under way; `heard` is whether its output is still wanted as it is written."""
 
     frame: InvokeFrame
@@ -68,31 +57,46 @@ class _Call:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class CallHost(Protocol):
+    """What makes the calls of all connections."""
+
+    executor: LocalExecutor
+
+    def note_weight(self, tenant: str, weight: int) -> None:
+        """Note a tenant's weight, as of a call."""
+
+    def obey(self, order: TurnOrder) -> None:
+        """Have the parent's order for turns kept."""
+
+    def look_after_device(self, teller: Counter) -> str:
+        """Return why the device does not answer, empty if it does. The process at the teller's other end was told."""
+
+
 class Counter:
-    """Serves one parent. `take` is for the thread that reads; the rest is safe from any thread.
+    """Serves one connection. `take` and `close` are for the thread that reads; the rest is safe from any thread.
 
     Args:
-        line: to the parent.
-        executor: makes the calls.
-        runtime: whose device is looked after.
+        line: the connection.
+        host: makes the calls.
         compiler: gets the kernels that the parent answers; None asks for none.
+        front: whether a front is at the other end, which has no say in anything but its own calls.
+
+    Attributes:
+        tenants: whose calls came over the connection.
     """
 
     def __init__(
-        self, line: ParentLink, executor: LocalExecutor, runtime: Runtime, compiler: ParentCompiler | None = None
+        self, line: ParentLink, host: CallHost, compiler: ParentCompiler | None = None, *, front: bool = False
     ) -> None:
+        self.tenants: set[str] = set()
         self._compiler = compiler
         self._line = line
-        self._executor = executor
-        self._runtime = runtime
+        self._host = host
         self._incoming: dict[int, tuple[int, bytearray]] = {}
         self._blobs: dict[int, bytes] = {}
-        self._calls: dict[int, _Call] = {}
-        self._lock = threading.Lock()
-        self._sickness = ""
-        self._idle: Stream | None = None
+        self._calls: dict[int, _RunningCall] = {}
+        self._told_sickness = threading.Lock()  # held for good once it was told
         self._reader = 0
-        self._told_s: dict[str, float] = {}
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
         self._answers = ThreadPoolExecutor(_ANSWERERS, thread_name_prefix="tensorwasm-answer")
         self._handlers: dict[type[WorkerFrame], Callable[[Any], None]] = {
@@ -102,11 +106,13 @@ class Counter:
             InvokeFrame: self._invoke,
             CancelFrame: self._cancel,
             CreditFrame: self._credit,
-            TurnFrame: self._obey,
-            KernelFrame: self._take_kernel,
-            NoKernelFrame: self._take_no_kernel,
         }
-        self._keeper: TurnKeeper | None = None
+        if not front:
+            self._handlers |= {
+                TurnFrame: self._obey,
+                KernelFrame: self._take_kernel,
+                NoKernelFrame: self._take_no_kernel,
+            }
 
     def take(self, frame: WorkerFrame) -> None:
         """Do what a frame says; calls are only started.
@@ -120,8 +126,20 @@ class Counter:
             raise BrokenFrame(f"a {type(frame).__name__} where none belongs")
         handler(frame)
 
-    def beat(self, every_s: float, stopped: threading.Event) -> None:
-        """Tell the parent every few seconds that this process lives, until stopped or the parent has gone."""
+    def close(self) -> None:
+        """End all calls: nobody is there for their outcomes any more."""
+        for call in tuple(self._calls.values()):
+            call.heard = False
+            call.window.close()
+            if call.ticket is not None:
+                call.ticket.stop()
+        self._answers.shutdown(wait=False)
+
+    def start_beat(self, every_s: float, stopped: threading.Event) -> None:
+        """Tell the other end every few seconds that this process lives, until stopped or it has gone."""
+        threading.Thread(target=self._beat, args=(every_s, stopped), name="tensorwasm-beat", daemon=True).start()
+
+    def _beat(self, every_s: float, stopped: threading.Event) -> None:
         number = 0
         while not stopped.wait(every_s):
             number += 1
@@ -130,42 +148,32 @@ class Counter:
             except OSError:
                 return
 
-    def keep_turns(self, gate: Gate) -> None:
-        """Have tenants who keep the device busy wait at its gate for the turns that the parent gives them."""
-        self._keeper = TurnKeeper(gate, self)
-        self._keeper.start()
-
     def _obey(self, frame: TurnFrame) -> None:
-        # Without a keeper nobody keeps the device busy here: it was meant for the process before this one.
-        if self._keeper is not None:
-            self._keeper.obey(TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns))
+        self._host.obey(TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns))
 
-    def wish(self, tenants: frozenset[str]) -> None:
-        """See `tensorwasm.gpu.limits.turns.TurnListener`."""
-        self._tell(WishFrame(tuple(sorted(tenants))))
-
-    def end_turn(self, number: int, *, late: bool) -> None:
-        """See `tensorwasm.gpu.limits.turns.TurnListener`."""
-        self._tell(TurnEndFrame(number, late))
-
-    def note_long_work(self, tenant: str) -> None:
-        """Have the parent told that a tenant's kernels run long, once a second. Never waits."""
-        now_s = time.monotonic()
-        with self._lock:
-            told = now_s - self._told_s.get(tenant, -math.inf) < _TELL_S
-            if not told:
-                self._told_s[tenant] = now_s
-        if not told:
-            self._answers.submit(self._tell, LongWorkFrame(tenant))
-
-    def _tell(self, frame: WorkerFrame) -> None:
+    def tell(self, frame: WorkerFrame) -> None:
+        """Send a frame, unless the other end has gone."""
         try:
             self._line.send(frame)
         except OSError:
-            _log.info("the parent has gone")
+            _log.info("the process at the other end has gone")
+
+    def tell_sickness(self, message: str) -> None:
+        """Tell that the device is lost, once."""
+        if self._told_sickness.acquire(blocking=False):
+            self.tell(SickFrame(message))
+
+    def soon(self, function: Callable[..., object], *args: object) -> bool:
+        """Call a function that may wait on another thread; return False if the connection has ended."""
+        try:
+            self._answers.submit(function, *args)
+        except RuntimeError:
+            return False
+        return True
 
     def _charges(self) -> tuple[Charge, ...]:
-        return tuple(Charge(tenant, *held) for tenant, held in sorted(self._executor.charges().items()))
+        held = sorted(self._host.executor.charges().items())
+        return tuple(Charge(tenant, *each) for tenant, each in held if tenant in self.tenants)
 
     def _open_blob(self, frame: BlobFrame) -> None:
         if frame.blob in self._blobs or frame.blob in self._incoming:
@@ -217,9 +225,11 @@ class Counter:
             request = self._request(frame)
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
+        self.tenants.add(request.tenant)
+        self._host.note_weight(request.tenant, request.weight)
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
-        call = self._calls[frame.request] = _Call(frame, OutputWindow(ends))
-        call.ticket = self._executor.submit(request, self._listener(call) if frame.stream else None)
+        call = self._calls[frame.request] = _RunningCall(frame, OutputWindow(ends))
+        call.ticket = self._host.executor.submit(request, self._listener(call) if frame.stream else None)
         call.ticket.add_done_callback(partial(self._ended, call))
 
     def _request(self, frame: InvokeFrame) -> Request:
@@ -234,41 +244,42 @@ class Counter:
             input=self._blobs.pop(frame.input) if frame.input is not None else b"",
             grants=Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories)),
             tenant=frame.tenant,
+            weight=frame.weight,
             limits=Limits(*frame.limits),
             deadline_s=frame.deadline_s,
             memory_kind=frame.memory_kind,
             gpu_bytes=frame.gpu_bytes,
         )
 
-    def _listener(self, call: _Call) -> Listener:
+    def _listener(self, call: _RunningCall) -> Listener:
         def listen(name: OutputName, data: bytes) -> bool:
             return all(call.window.take() and self._send_heard(call, name, part) for part in split(data))
 
         return listen
 
-    def _send_heard(self, call: _Call, name: OutputName, part: bytes) -> bool:
+    def _send_heard(self, call: _RunningCall, name: OutputName, part: bytes) -> bool:
         """Send a part of the output while it is wanted; return whether it is."""
         with call.lock:  # nothing may follow the answer
             if call.heard:
                 self._line.send(OutputFrame(call.frame.request, name, part))
             return call.heard
 
-    def _ended(self, call: _Call, done: Future[Invocation]) -> None:
+    def _ended(self, call: _RunningCall, done: Future[Invocation]) -> None:
         if call.ticket is not None and call.ticket.waits and threading.get_ident() != self._reader:
             self._answer(call, done)
-        else:
-            self._answers.submit(self._answer, call, done)
+        elif not self.soon(self._answer, call, done):
+            del self._calls[call.frame.request]
 
-    def _answer(self, call: _Call, done: Future[Invocation]) -> None:
+    def _answer(self, call: _RunningCall, done: Future[Invocation]) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
         number = call.frame.request
         try:
-            sickness = self._look_after_device() if call.frame.cuda else ""
+            sickness = self._host.look_after_device(self) if call.frame.cuda else ""
             with call.lock:
                 call.heard = False
                 self._send_outcome(number, _judge(done.exception() or done.result(), sickness))
         except OSError:
-            _log.info("the parent has gone without an answer")
+            _log.info("the process at the other end has gone without an answer")
         finally:
             del self._calls[number]
 
@@ -294,26 +305,6 @@ class Counter:
     def _send_output(self, request: int, name: OutputName, data: bytes) -> None:
         for part in split(data):
             self._line.send(OutputFrame(request, name, part))
-
-    def _look_after_device(self) -> str:
-        """Find out whether the device still answers, by a stream that has no work; if not, tell the parent, once.
-
-        Returns:
-            Why it does not; empty if it does.
-        """
-        try:
-            device = self._runtime.open_device()
-            with self._lock:
-                stream = self._idle = self._idle or device.open_stream()
-            device.ended(stream)
-        except (HostError, GuestError) as error:
-            with self._lock:
-                told, self._sickness = bool(self._sickness), self._sickness or clean(error.message)
-            if not told:
-                self._line.send(SickFrame(self._sickness))
-        except (CallerError, LimitError):
-            return ""  # the device is full, not lost
-        return self._sickness
 
 
 def _judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:

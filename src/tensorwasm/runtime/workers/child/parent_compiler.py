@@ -10,10 +10,10 @@ from itertools import count
 from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, MalformedPtx, TensorWasmError
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.gpu.resources.kernel_store import StoredKernel, decode
+from tensorwasm.runtime.workers.child.parent_link import ParentLink
 from tensorwasm.runtime.workers.frames import AskFrame, AskPartFrame
 from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH, Room
 from tensorwasm.runtime.workers.outbox import split
-from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import Deadline
 
 

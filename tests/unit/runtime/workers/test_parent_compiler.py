@@ -10,8 +10,8 @@ import pytest
 
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, MalformedPtx
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
+from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.frames import AskFrame
-from tensorwasm.runtime.workers.kernels.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH
 from tensorwasm.values import Deadline
 

@@ -1,7 +1,8 @@
-"""The worker process: ``python -m tensorwasm.runtime.workers.child FD``.
+"""The worker process: ``python -m tensorwasm.runtime.workers.child LINK HANDOVER``, the numbers of two descriptors.
 
-It owns one device and makes the calls that its parent sends over the one inherited descriptor. It holds no key and no
-database. It ends with its parent: when the socket closes, and on Linux by a signal of the kernel's too.
+It owns one device and makes the calls that its parent sends over the first socket, and those of the fronts whose
+connections come over the second one. It holds no key and no database. It ends with its parent: when the first socket
+closes, and on Linux by a signal of the kernel's too.
 
 Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, unix(7) SO_PEERCRED, getrlimit(2) RLIMIT_CORE.
 """
@@ -16,25 +17,22 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.runtime.api.runtime import Runtime
-from tensorwasm.runtime.executor.local import LocalExecutor
-from tensorwasm.runtime.workers.counter import Counter
+from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
+from tensorwasm.runtime.workers.child.parent_link import ParentLink
+from tensorwasm.runtime.workers.child.server import WorkerServer
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     BrokenFrame,
     SetupFrame,
     StopFrame,
     UnfitFrame,
-    WorkerFrame,
 )
-from tensorwasm.runtime.workers.kernels.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.outcomes import clean, describe_device
-from tensorwasm.runtime.workers.parent_link import ParentLink
 from tensorwasm.values import SmPlacement
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -46,9 +44,9 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve the parent until it stops this or ends; return the exit code."""
-    (descriptor,) = sys.argv[1:] if arguments is None else arguments
-    link = socket.socket(fileno=int(descriptor))
-    link.set_inheritable(False)
+    link, handover = (socket.socket(fileno=int(each)) for each in (sys.argv[1:] if arguments is None else arguments))
+    for each in (link, handover):
+        each.set_inheritable(False)
     _confine(link)
     link_to_parent = ParentLink(link)
     frames = link_to_parent.receive()
@@ -73,23 +71,20 @@ def main(arguments: list[str] | None = None) -> int:
         runtime.share().compile_with(compiler)
     collect_seldom()
     link_to_parent.send(ready)
-    counter = Counter(link_to_parent, LocalExecutor(runtime, setup.places), runtime, compiler)
-    _serve(counter, frames, runtime, setup)
-    return 0
-
-
-def _serve(counter: Counter, frames: Iterator[WorkerFrame], runtime: Runtime, setup: SetupFrame) -> None:
-    stopped = threading.Event()
+    server = WorkerServer(runtime, setup.places, ready, setup.beat_s)
+    counter = server.open_parent(link_to_parent, compiler)
     if setup.isolation == "guarded":
-        runtime.share().watch_long_work(counter.note_long_work)
-        counter.keep_turns(runtime.share().gate)
-    beats = threading.Thread(target=counter.beat, args=(setup.beat_s, stopped), name="tensorwasm-beat", daemon=True)
-    beats.start()
+        runtime.share().watch_long_work(server.note_long_work)
+        server.keep_turns(runtime.share().gate)
+    threading.Thread(target=server.admit, args=(handover,), name="tensorwasm-fronts", daemon=True).start()
+    stopped = threading.Event()
+    counter.start_beat(setup.beat_s, stopped)
     for frame in frames:
         if isinstance(frame, StopFrame):
             break
         counter.take(frame)
     stopped.set()
+    return 0
 
 
 def _confine(link: socket.socket) -> None:

@@ -1,0 +1,156 @@
+"""The protocol of a broker, and the front's side of it: connections to workers that another process has started.
+
+A front connects to the broker's Unix socket, sends one line of JSON, and gets one; with the line that answers a request
+for a worker comes the connection to it. Who may connect is who may write to the socket: the broker's own user.
+
+Source: Linux man-pages, unix(7) SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.runtime.workers.frames import PROTOCOL, FailedFrame
+from tensorwasm.runtime.workers.outcomes import rebuild_error
+from tensorwasm.values import Isolation
+
+MAX_LINE_BYTES: Final = 64 << 10
+ANSWER_S: Final = 10.0
+"""What either side waits for the other's line."""
+
+
+class BrokerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a front asks: what there is, or the connection to a worker.
+
+    Attributes:
+        protocol: `tensorwasm.runtime.workers.frames.PROTOCOL` of the front, which speaks it with the worker.
+        device: index of the worker's device in `BrokerReply.devices`; None to know what there is.
+        long: whether it is the worker for tenants whose kernels run long.
+    """
+
+    protocol: int
+    device: int | None = None
+    long: bool = False
+
+
+class BrokerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What there is, or why there is no worker.
+
+    Attributes:
+        devices: those that the broker's workers have, ``emulator`` or ``cuda:N``.
+        isolation: what keeps tenants apart in them.
+        failure: why the request is refused; with None comes the connection, if one was asked for.
+    """
+
+    devices: tuple[str, ...] = ()
+    isolation: Isolation = "stream"
+    failure: FailedFrame | None = None
+
+
+_replies: Final = msgspec.json.Decoder(BrokerReply)
+
+
+def read_line(link: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a line without its end, and the descriptors that came with it.
+
+    Raises:
+        OSError: the other side has gone, is late, or sends no line.
+    """
+    data, part = b"", b" "
+    descriptors: list[int] = []
+    try:
+        while part and not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES:
+            part, came, _, _ = socket.recv_fds(link, MAX_LINE_BYTES, 1)
+            data, descriptors = data + part, descriptors + came
+    except OSError:
+        close_all(descriptors)
+        raise
+    if not data.endswith(b"\n"):
+        close_all(descriptors)
+        raise OSError("no whole line")
+    return data[:-1], descriptors
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors."""
+    for each in descriptors:
+        os.close(each)
+
+
+@dataclass(slots=True)
+class BrokeredWorker:
+    """A connection to a worker process that a broker has started; see `tensorwasm.runtime.workers.process`."""
+
+    link: socket.socket
+    errors: IO[bytes] | None = None
+    pid: int | None = None
+
+    def admit(self, link: socket.socket) -> None:
+        """End a connection: a front hands over none."""
+        link.close()
+
+    def wait(self, limit_s: float) -> None:
+        """Return at once."""
+
+    def end(self) -> None:
+        """End the connection; the process goes on."""
+        self.link.close()
+
+
+class BrokerClient:
+    """Asks a broker for connections. Thread-safe; every method blocks for `ANSWER_S` at most.
+
+    Args:
+        path: of its socket.
+
+    Raises:
+        DeviceUnavailable: there is no broker, or none that answers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def describe(self) -> BrokerReply:
+        """Return what devices there are, and what keeps tenants apart."""
+        reply, descriptors = self._ask(BrokerRequest(PROTOCOL))
+        close_all(descriptors)
+        return reply
+
+    def connect(self, device: int, *, long: bool) -> BrokeredWorker:
+        """Return a connection to a worker that tenants share, which may only start; raise what the broker refuses."""
+        _, descriptors = self._ask(BrokerRequest(PROTOCOL, device, long))
+        if len(descriptors) != 1:
+            close_all(descriptors)
+            raise DeviceUnavailable(f"the broker at {self._path} answers without a connection")
+        link = socket.socket(fileno=descriptors[0])
+        link.setblocking(False)
+        return BrokeredWorker(link)
+
+    def _ask(self, request: BrokerRequest) -> tuple[BrokerReply, list[int]]:
+        try:
+            with socket.socket(socket.AF_UNIX) as link:
+                link.settimeout(ANSWER_S)
+                link.connect(str(self._path))
+                link.sendall(msgspec.json.encode(request) + b"\n")
+                line, descriptors = read_line(link)
+        except OSError as error:
+            raise DeviceUnavailable(
+                f"no broker answers at {self._path} ({error.strerror or error}); start one with `tensor-wasm broker`"
+            ) from None
+        with suppress(msgspec.MsgspecError, UnicodeError):
+            reply = _replies.decode(line)
+            if reply.failure is None:
+                return reply, descriptors
+            close_all(descriptors)
+            raise rebuild_error(reply.failure)
+        close_all(descriptors)
+        raise DeviceUnavailable(f"what answers at {self._path} is no broker of this release")

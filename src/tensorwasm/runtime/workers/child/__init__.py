@@ -1,0 +1,1 @@
+"""The worker process: the side of the protocol that makes the calls."""

@@ -1,0 +1,389 @@
+"""Several processes that share the workers of one: a broker hands out connections, and each front's end is its own."""
+
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from wasmtime import wat2wasm
+
+from neighbours import deploy
+from oracles.leftovers import Before
+from servers import running_server
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvalidArgs, InvokeTimeout
+from tensorwasm.runtime import Grants
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.workers import frames
+from tensorwasm.runtime.workers.broker import WorkerBroker
+from tensorwasm.runtime.workers.broker_client import MAX_LINE_BYTES, BrokerClient
+from tensorwasm.runtime.workers.flight import make_invoke
+from tensorwasm.runtime.workers.frames import (
+    FROM_WORKER,
+    PROTOCOL,
+    BlobFrame,
+    BlobPartFrame,
+    CreditFrame,
+    SetupFrame,
+    Splitter,
+    StopFrame,
+    TurnFrame,
+    encode,
+)
+from tensorwasm.runtime.workers.lifecycle import Backoff
+from tensorwasm.runtime.workers.options import WorkerOptions
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.process import Patience
+from tensorwasm.values import Limits
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTOR_ADD = (ROOT / "examples/vector_add/vector_add.wasm").read_bytes()
+SOON_S = 60
+GUEST = bytes(
+    wat2wasm("""(module
+  (import "wasi:cuda/host@0.3.0" "wasi_cuda_alloc" (func $alloc (param i32 i32) (result i64)))
+  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "add") (param i32 i32) (result i32) (i32.add (local.get 0) (local.get 1)))
+  (func (export "hold") (drop (call $alloc (i32.const 4096) (i32.const 0)))
+    (drop (call $emit (i32.const 0) (i32.const 1))) (loop (br 0)))
+  (func (export "flood") (loop (br_if 0 (i32.eqz (call $emit (i32.const 0) (i32.const 65536)))))))""")
+)
+FRONT = """
+import sys
+from pathlib import Path
+from tensorwasm.runtime import Grants
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.values import Limits
+
+module, grants, limits = Path(sys.argv[2]).read_bytes(), Grants(cuda=True), Limits(wall_s=3600)
+request = Request(module=module, export="hold", tenant="ann", grants=grants, limits=limits)
+listener = lambda *_: print("begun", flush=True) or True
+with WorkerExecutor(broker=Path(sys.argv[1])) as executor:
+    executor.submit(request, listener).exception()
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = Before()
+    yield
+    assert before.new(SOON_S) == {}
+
+
+@pytest.fixture
+def owner():
+    """The executor whose workers are shared."""
+    options = WorkerOptions(patience=Patience(beat_s=0.05), backoff=Backoff(first_s=0.01, longest_s=0.05))
+    with WorkerExecutor("emulator", isolation="guarded", options=options) as executor:
+        yield executor
+
+
+@pytest.fixture
+def path(owner, tmp_path):
+    """The socket of its broker."""
+    with WorkerBroker(owner, tmp_path / "run" / "broker.sock"):
+        yield tmp_path / "run" / "broker.sock"
+
+
+@pytest.fixture
+def fronts(path):
+    quick = WorkerOptions(backoff=Backoff(first_s=0.01, longest_s=0.05))
+    with WorkerExecutor(broker=path, options=quick) as first, WorkerExecutor(broker=path, options=quick) as second:
+        yield first, second
+
+
+def add(front, tenant="ann", **fields):
+    return front.submit(Request(module=GUEST, export="add", args=(2, 3), tenant=tenant, **fields)).result(SOON_S).values
+
+
+def pid_of(executor):
+    (worker,) = executor.workers()
+    return worker.pid
+
+
+def connect(path, *, long=False):
+    """Return a connection to a worker, blocking, and what it says first."""
+    link = BrokerClient(path).connect(0, long=long).link
+    link.setblocking(True)
+    link.settimeout(SOON_S)
+    splitter = Splitter(FROM_WORKER)
+    while True:
+        for frame in splitter.feed(link.recv(4096)):
+            return link, frame
+
+
+def is_cut_off(link):
+    """Wait until the worker has closed a connection."""
+    try:
+        while link.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_fronts_share_one_process_and_its_device(owner, fronts):
+    for front in fronts:
+        assert (front.devices, front.isolation) == (("emulator",), "guarded")
+        assert add(front) == (5,)
+        request = Request(module=VECTOR_ADD, name="vector_add", grants=Grants(cuda=True), tenant="ann")
+        assert b"verified" in front.submit(request).result(SOON_S).stdout
+    assert len({pid_of(executor) for executor in (owner, *fronts)}) == 1
+    assert pid_of(owner) != os.getpid()
+
+
+def hold(front, tenant="ann"):
+    """Have a guest hold device memory without end; return its ticket once it does."""
+    begun = threading.Event()
+    grants, limits = Grants(cuda=True), Limits(wall_s=3600)
+    request = Request(module=GUEST, export="hold", tenant=tenant, grants=grants, limits=limits)
+    ticket = front.submit(request, lambda *_: begun.set() or True)
+    assert begun.wait(SOON_S)
+    return ticket
+
+
+def held_bytes(front):
+    """Return what its tenants hold in the worker, in calls of other fronts, too."""
+    return sum(each.device_bytes for each in front.statistics().tenants)
+
+
+def wait_for(holds):
+    ends_s = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def test_a_front_that_closes_ends_its_own_calls_and_no_others(fronts, path):
+    first, _ = fronts
+    assert add(first) == (5,)
+    with WorkerExecutor(broker=path) as third:
+        held = hold(third)
+        wait_for(lambda: held_bytes(first) == 4096)
+        kept = hold(first)
+        wait_for(lambda: held_bytes(first) == 8192)
+    assert isinstance(held.exception(SOON_S), CapacityExhausted)
+    wait_for(lambda: held_bytes(first) == 4096)
+    assert not kept.done()
+    assert add(first) == (5,)
+    kept.stop()
+
+
+def test_a_front_that_drains_lets_its_calls_end(path):
+    draining = threading.Event()
+    with WorkerExecutor(broker=path) as front, ThreadPoolExecutor(1) as threads:
+        begun = threading.Event()
+        request = Request(module=GUEST, export="flood", tenant="ann")
+        ticket = front.submit(request, lambda *_: begun.set() or not (draining.is_set() and not front.workers()))
+        assert begun.wait(SOON_S)
+        draining.set()
+        drained = threads.submit(front.drain, SOON_S)
+        assert ticket.result(SOON_S).export == "flood"
+        drained.result(SOON_S)
+
+
+def test_the_guests_of_a_front_that_is_killed_end_with_it(fronts, path, tmp_path):
+    first, _ = fronts
+    assert add(first) == (5,)
+    module = tmp_path / "guest.wasm"
+    module.write_bytes(GUEST)
+    with subprocess.Popen([sys.executable, "-c", FRONT, str(path), str(module)], stdout=subprocess.PIPE) as front:
+        assert front.stdout.readline() == b"begun\n"
+        wait_for(lambda: held_bytes(first) == 4096)
+        front.kill()
+    wait_for(lambda: held_bytes(first) == 0)
+    assert add(first) == (5,)
+
+
+def test_a_worker_that_dies_ends_the_calls_of_all_fronts_which_go_on_with_the_next(owner, fronts):
+    tickets = [hold(front) for front in fronts]
+    before = pid_of(owner)
+    os.kill(before, signal.SIGKILL)
+    assert all(isinstance(ticket.exception(SOON_S), DeviceFault) for ticket in tickets)
+    assert [add(front) for front in fronts] == [(5,), (5,)]
+    assert before not in {pid_of(executor) for executor in (owner, *fronts)}
+
+
+def test_tenants_who_had_calls_in_a_lost_worker_have_workers_of_their_fronts_own(owner, fronts):
+    first, _ = fronts
+    ticket = hold(first)
+    os.kill(pid_of(owner), signal.SIGKILL)
+    ticket.exception(SOON_S)
+    outcome = first.submit(Request(module=GUEST, export="add", args=(2, 3), tenant="ann", grants=Grants(cuda=True)))
+    assert outcome.result(SOON_S).values == (5,)
+    assert [worker.tenant for worker in first.workers()] == [None, "ann"]
+    assert add(first, "bob") == (5,)
+
+
+def test_tenants_whose_kernels_run_long_have_a_worker_of_their_own(path):
+    (usual, first), (long, second) = connect(path), connect(path, long=True)
+    with usual, long:
+        assert first.pid != second.pid
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\xff" * 100,
+        encode(BlobFrame(1, 1)) * 2,
+        encode(TurnFrame(contested=True, number=1, tenant="ann", length_ns=1)),
+        encode(SetupFrame(PROTOCOL, "emulator", None, None, "stream", False, False, 1, 1.0)),
+        encode(StopFrame()),
+    ],
+    ids=["rubbish", "a blob twice", "a turn", "a setup", "stop"],
+)
+def test_what_a_front_may_not_say_ends_its_connection_alone(fronts, path, said):
+    first, _ = fronts
+    assert add(first) == (5,)
+    link, ready = connect(path)
+    with link:
+        link.sendall(said)
+        assert is_cut_off(link)
+    assert add(first) == (5,)
+    assert pid_of(first) == ready.pid
+
+
+def test_a_front_that_reads_nothing_is_cut_off_and_others_are_served(fronts, path):
+    first, _ = fronts
+    link, ready = connect(path)
+    with link:
+        request = Request(module=GUEST, export="flood", tenant="ann")
+        blob = (BlobFrame(1, len(GUEST)), BlobPartFrame(1, GUEST))
+        calls = [make_invoke(request, number, 1, None, None, None, stream=True) for number in range(1, 9)]
+        credit = [CreditFrame(number, frames.WINDOW) for number in range(1, 9) for _ in range(8)]
+        link.sendall(b"".join(map(encode, (*blob, *calls, *credit))))
+        assert add(first) == (5,)
+        wait_for(lambda: poll_hangup(link))
+    assert add(first) == (5,)
+    assert pid_of(first) == ready.pid
+
+
+def poll_hangup(link):
+    """Return whether the other end is closed, without reading what it has sent."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    return bool(poll.poll(100))
+
+
+def test_a_front_goes_on_when_its_broker_has_come_again(tmp_path):
+    path = tmp_path / "broker.sock"
+    quick = WorkerOptions(backoff=Backoff(first_s=0.01, longest_s=0.05, idle_ends=1))
+    with WorkerExecutor("emulator") as owner, WorkerBroker(owner, path):
+        front = WorkerExecutor(broker=path, options=quick)
+        assert add(front) == (5,)
+    with front:
+        with pytest.raises(InvokeTimeout):
+            add(front, deadline_s=0.3)
+        with WorkerExecutor("emulator") as owner, WorkerBroker(owner, path):
+            assert add(front) == (5,)
+
+
+def test_a_front_without_a_broker_says_how_to_start_one(tmp_path):
+    with pytest.raises(DeviceUnavailable, match="tensor-wasm broker"):
+        WorkerExecutor(broker=tmp_path / "broker.sock")
+
+
+def test_the_socket_is_its_users_alone_and_one_brokers(owner, path):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(InvalidArgs, match="another broker"):
+        WorkerBroker(owner, path)
+    assert BrokerClient(path).describe().devices == ("emulator",)
+
+
+def test_what_a_broker_left_that_was_killed_is_replaced(owner, tmp_path):
+    path = tmp_path / "broker.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with WorkerBroker(owner, path):
+        assert BrokerClient(path).describe().devices == ("emulator",)
+    assert not path.exists()
+
+
+def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
+    with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
+        WorkerBroker(executor, tmp_path / "broker.sock")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b"GET / HTTP/1.1", "invalid_args"),
+        (b"[" * 10_000, "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "device": 7}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "device": -1}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "more": 1}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL - 1}).encode(), "invalid_args"),
+    ],
+)
+def test_a_request_that_is_none_is_refused(path, line, kind):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+        link.sendall(line + b"\n")
+        assert json.loads(link.makefile().readline())["failure"][1] == kind
+
+
+def test_a_line_without_end_is_not_kept(path):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+        link.sendall(b"x" * (MAX_LINE_BYTES + 1))
+        assert is_cut_off(link)
+    assert BrokerClient(path).describe().isolation == "guarded"
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}\n", b"no\n", b"x" * (MAX_LINE_BYTES + 1)])
+def test_what_is_no_broker_is_an_error(tmp_path, answer):
+    path = tmp_path / "broker.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(str(path))
+        listener.listen()
+        asked = threads.submit(BrokerClient(path).connect, 0, long=False)
+        link, _ = listener.accept()
+        with link:
+            link.recv(4096)
+            link.sendall(answer)
+        with pytest.raises(DeviceUnavailable, match=str(path)):
+            asked.result(SOON_S)
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """A broker in a process of its own, and the path of its socket."""
+    path = tmp_path / "b"
+    command = [sys.executable, "-m", "tensorwasm.cli", "broker", "--device", "emulator", "--socket", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == f"listening on {path}\n"
+            yield process, path
+        finally:
+            process.kill()
+
+
+def test_servers_share_the_workers_of_a_broker_which_leaves_nothing(broker, tmp_path):
+    process, path = broker
+    own = {"TENSOR_WASM_BROKER": str(path)}
+    workers = set()
+    for number in (1, 2):
+        with running_server(tmp_path / f"data{number}", environment=own) as server, server.client() as client:
+            function = deploy(client, VECTOR_ADD, "vector_add", grants=["cuda"])
+            done = client.post(f"/functions/{function}/invoke", json={}).json()
+            assert "verified" in done["stdout"]["text"]
+            tasks = Path(f"/proc/{process.pid}/task").iterdir()
+            workers |= {child for task in tasks for child in (task / "children").read_text().split()}
+            assert server.stop() == 0
+    assert len(workers) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SOON_S) == 0
+    assert not path.exists()
