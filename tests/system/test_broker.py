@@ -233,6 +233,13 @@ def test_tenants_whose_kernels_run_long_have_a_worker_of_their_own(path):
         assert first.pid != second.pid
 
 
+def test_a_worker_that_is_ready_has_loaded_what_its_first_call_needs(path):
+    pytest.importorskip("numba")
+    link, ready = connect(path)
+    with link:
+        assert "llvmlite" in Path(f"/proc/{ready.pid}/maps").read_text()
+
+
 @pytest.mark.parametrize(
     "said",
     [

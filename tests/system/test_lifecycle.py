@@ -22,6 +22,22 @@ from tensorwasm.server.process.supervisor import ServeOptions
 
 run(ServeOptions(ListenAddress(path=sys.argv[1])), lambda: os._exit(9))
 """
+COUNT_WHEN_READY = """
+import gc, os, sys
+from tensorwasm.server.process.address import ListenAddress
+from tensorwasm.server.process.starting import run
+from tensorwasm.server.process.supervisor import ServeOptions
+
+reports = []
+
+def report():
+    reports.append(1)
+    if len(reports) == 2:
+        os.write(1, b"%d" % len(gc.get_objects()))
+        os._exit(0)
+
+run(ServeOptions(ListenAddress(path=sys.argv[1]), announce=False), report)
+"""
 SPIN = "AGFzbQEAAAABBAFgAAADAgEABwgBBHNwaW4AAAoJAQcAA0AMAAsL"
 
 
@@ -223,6 +239,16 @@ def test_a_server_that_crashes_as_soon_as_it_serves_has_said_where(tmp_path):
     command = [sys.executable, "-c", CRASH_AS_IT_SERVES, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (9, f"listening on http+unix://{path}\n"), done.stderr
+
+
+def test_a_server_that_is_ready_collects_nothing_that_it_has_loaded(tmp_path):
+    """Each full collection would stop all calls while it visits that."""
+    pytest.importorskip("numba")
+    command = [sys.executable, "-c", COUNT_WHEN_READY, str(tmp_path / "s")]
+    own = {"TENSOR_WASM_DATA": str(tmp_path / "data")}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 20_000
 
 
 def test_a_socket_in_the_file_system_serves(tmp_path):

@@ -18,6 +18,7 @@ from typing import Final
 import uvloop
 
 from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull
+from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.http.long_work import return_large_blocks
@@ -69,6 +70,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
                 service.runtime.fibers.open()  # on this thread, whose low priority is inherited
             with suppress(EngineMismatch):  # every deploy reports it
                 check_bindings()
+            collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
         finally:
             listening.wait()
             report()

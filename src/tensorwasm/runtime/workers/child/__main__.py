@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
+from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import ParentLink
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not isinstance(setup, SetupFrame) or setup.protocol != PROTOCOL:
         return 2
     compiler = ParentCompiler(link_to_parent) if setup.asks else None
+    loader = threading.Thread(target=begin_loading(), name="tensorwasm-loading")
+    loader.start()  # beside the device, which takes longer to open
     try:
         place = SmPlacement(*setup.place) if setup.place is not None else None
         runtime = Runtime(
@@ -69,7 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if compiler is not None:
         runtime.share().compile_with(compiler)
-    collect_seldom()
+    loader.join()
+    runtime.fibers.open()
+    collect_seldom()  # with all that was loaded: what is loaded later is looked at again and again
     link_to_parent.send(ready)
     server = WorkerServer(runtime, setup.places, ready, setup.beat_s)
     counter = server.open_parent(link_to_parent, compiler)
