@@ -81,11 +81,21 @@ def test_guarded_results_are_the_same_to_the_bit(runs, wide_runs, case):
             assert (plain == kept).all()
 
 
+CHASE = f".func chase(.param .b64 at) {{ .reg .b64 %a; ld.param.b64 %a, [at];\n{'ld.global.u64 %a, [%a];' * 20} ret; }}"
+"""A function that is costly to call."""
+CALL = "{ .param .b64 given; st.param.b64 [given], %rd1; call chase, (given); }\n"
+
+
 @pytest.mark.parametrize("between", range(1, 12))
 def test_many_calls_of_a_costly_function_are_accepted(between):
     """What counts their work never stands between an argument and its call."""
-    loads = "ld.global.u64 %a, [%a];\n" * 20
-    work = f".func chase(.param .b64 first) {{ .reg .b64 %a; ld.param.b64 %a, [first];\n{loads} ret; }}"
-    call = "{ .param .b64 given; st.param.b64 [given], %rd1; call chase, (given); }\n"
-    text = emulated_kernel(call.join(["add.u64 %rd1, %rd1, 8;\n" * between] * 30), before=work)
+    text = emulated_kernel(CALL.join(["add.u64 %rd1, %rd1, 8;\n" * between] * 30), before=CHASE)
     assert guarded_text(text, "k").kernel is not None
+
+
+def test_work_may_be_much_where_a_branch_is_behind_a_label():
+    branches = """setp.eq.u64 %p1, %rd1, 0; @%p1 bra one; add.u64 %rd1, %rd1, 8;
+one: @%p1 bra two; ld.global.u64 %rd1, [%rd1];
+two: add.u64 %rd1, %rd1, 8;
+"""
+    assert guarded_text(emulated_kernel(f"{CALL * 12}{branches}{CALL * 12}", before=CHASE), "k").kernel is not None

@@ -138,7 +138,10 @@ class _Charging:
         self._forward.amount += self._turns.more.get(at, 0)
         known = at in self._loops or at in self._uncounted
         if isinstance(statement, Label) and not known and self._forward.amount > FUEL // 2:
-            self._count_forward()
+            following = self._body[at + 1] if at + 1 < len(self._body) else None
+            # The verifier takes what is counted right before a branch for work of the branch, behind it alone.
+            if not (isinstance(following, Instruction) and following.opcode in ("bra", "brx")):
+                self._count_forward()
 
     def _count_forward(self) -> None:
         self._count(min(self._forward.amount + _TEMPLATES, FUEL))
