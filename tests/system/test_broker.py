@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -340,6 +341,14 @@ def test_a_request_that_is_none_is_refused(path, line, kind):
         link.connect(str(path))
         link.sendall(line + b"\n")
         assert json.loads(link.makefile().readline())["failure"][1] == kind
+
+
+def test_callers_who_say_nothing_keep_no_front_waiting(fronts, path):
+    with ExitStack() as silent:
+        for _ in range(200):
+            link = silent.enter_context(socket.socket(socket.AF_UNIX))
+            link.connect(str(path))
+        assert [add(front) for front in fronts] == [(5,), (5,)]
 
 
 def test_a_line_without_end_is_not_kept(path):

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import selectors
 import socket
 import struct
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
 from tensorwasm.errors import InvalidArgs, TensorWasmError
-from tensorwasm.runtime.workers.broker_client import ANSWER_S, BrokerReply, BrokerRequest, close_all, read_line
+from tensorwasm.runtime.workers.broker_client import ANSWER_S, MAX_LINE_BYTES, BrokerReply, BrokerRequest, close_all
 from tensorwasm.runtime.workers.frames import PROTOCOL
 from tensorwasm.runtime.workers.outcomes import describe_error
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 
-_THREADS: Final = 4
-_END_S: Final = 1.0
+_CALLERS: Final = 64
+"""Processes that are listened to at a time; for one more, the first of them is dropped."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
+_RETRY_S: Final = 0.1
 _requests: Final = msgspec.json.Decoder(BrokerRequest)
 _log: Final = logging.getLogger(__name__)
 
@@ -50,23 +54,19 @@ class WorkerBroker:
         self._executor = executor
         self._path = path
         self._listener = _listen(path)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tensorwasm-broker")
-        self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="tensorwasm-broker", daemon=True)
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._callers: dict[socket.socket, _Caller] = {}  # the first that came first
+        self._thread = threading.Thread(target=self._keep, name="tensorwasm-broker", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Hand out no more connections; those that fronts have go on while the executor's workers do. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        with suppress(OSError):
-            self._path.unlink()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which ends `accept` on Linux
-        self._thread.join(_END_S)
-        self._listener.close()
-        self._threads.shutdown()
+        if self._thread.is_alive():
+            with suppress(OSError):
+                self._path.unlink()
+            self._waker.close()
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -74,30 +74,74 @@ class WorkerBroker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _keep(self) -> None:
+        """Answer callers until closed. No caller is waited for: one that says nothing keeps nobody else waiting."""
+        try:
+            self._selector.register(self._woken, selectors.EVENT_READ)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            while self._turn():
+                pass
+        finally:
+            for link in (*self._callers, self._listener, self._woken):
+                link.close()
+            self._selector.close()
+
+    def _turn(self) -> bool:
+        """Do what is to be done next; return whether to go on."""
+        ends_s = next((caller.ends_s for caller in self._callers.values()), math.inf)
+        wait_s = None if ends_s == math.inf else max(0.0, ends_s - time.monotonic())
+        for key, _ in self._selector.select(wait_s):
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.fileobj, socket.socket):
+                self._listen_to(key.fileobj)
+        now_s = time.monotonic()
+        for link in [link for link, caller in self._callers.items() if caller.ends_s <= now_s]:
+            self._drop(link)
+        return True
+
     def _accept(self) -> None:
-        while not self._closed:
-            try:
-                link, _ = self._listener.accept()
-            except OSError as error:
-                if not self._closed:
-                    _log.error("no front can connect any more: %s", error)
+        try:
+            link, _ = self._listener.accept()
+        except OSError as error:  # it has gone again, or there are no descriptors left
+            _log.warning("a front cannot connect: %s", error)
+            time.sleep(_RETRY_S)  # it is asked again and again until that works
+            return
+        link.setblocking(False)
+        if not _is_ours(link):
+            link.close()
+            return
+        if len(self._callers) >= _CALLERS:
+            self._drop(next(iter(self._callers)))
+        self._callers[link] = _Caller(time.monotonic() + ANSWER_S)
+        self._selector.register(link, selectors.EVENT_READ)
+
+    def _drop(self, link: socket.socket) -> None:
+        if self._callers.pop(link, None) is not None:
+            self._selector.unregister(link)
+            link.close()
+
+    def _listen_to(self, link: socket.socket) -> None:
+        """Take more of a caller's line; answer it once it is whole."""
+        caller = self._callers.get(link)
+        if caller is None:
+            return  # dropped in this turn
+        try:
+            part = link.recv(MAX_LINE_BYTES)
+            caller.line += part
+            if caller.line.endswith(b"\n"):
+                self._answer(link, bytes(caller.line[:-1]))
+            elif part and len(caller.line) <= MAX_LINE_BYTES:
                 return
-            self._threads.submit(self._serve, link)
+        except OSError as error:
+            _log.info("a front has gone before it was answered: %s", error)
+        except Exception:  # noqa: BLE001 - a bug, which costs one front one connection
+            _log.exception("a front was not answered")
+        self._drop(link)
 
-    def _serve(self, link: socket.socket) -> None:
-        with link:
-            link.settimeout(ANSWER_S)
-            try:
-                if _is_ours(link):
-                    self._answer(link)
-            except OSError as error:
-                _log.info("a front has gone before it was answered: %s", error)
-            except Exception:  # noqa: BLE001 - a bug, which costs one front one connection
-                _log.exception("a front was not answered")
-
-    def _answer(self, link: socket.socket) -> None:
-        line, descriptors = read_line(link)
-        close_all(descriptors)
+    def _answer(self, link: socket.socket, line: bytes) -> None:
         theirs: list[int] = []
         reply = BrokerReply(self._executor.devices, self._executor.isolation)
         try:
@@ -112,6 +156,14 @@ class WorkerBroker:
             socket.send_fds(link, [msgspec.json.encode(reply) + b"\n"], theirs if reply.failure is None else [])
         finally:
             close_all(theirs)
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A process that has connected to the broker: until when its line has to be whole, and what has come of it."""
+
+    ends_s: float
+    line: bytearray = field(default_factory=bytearray)
 
 
 def _read(line: bytes) -> BrokerRequest:

@@ -30,7 +30,7 @@ from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
-from tensorwasm.runtime.workers.lifecycle import State
+from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker
@@ -48,6 +48,7 @@ CLOSE_S: Final = 5.0
 """What requests that run get to end when the executor is closed."""
 
 _GONE_S: Final = 30.0
+_ASKING: Final = Backoff(longest_s=1.0, idle_ends=sys.maxsize)  # a broker may come again, and asking is cheap
 
 _log: Final = logging.getLogger(__name__)
 
@@ -317,7 +318,7 @@ class WorkerExecutor:
         if self._broker is None or owner is not None:
             worker = Worker(number, options, owner, notices)
         else:
-            options = replace(options, backoff=replace(options.backoff, idle_ends=sys.maxsize))  # it may come again
+            options = replace(options, backoff=_ASKING)
             worker = Worker(number, options, owner, notices, partial(self._broker.connect, start.device, long=long))
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed
