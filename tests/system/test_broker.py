@@ -320,6 +320,16 @@ def test_what_a_broker_left_that_was_killed_is_replaced(owner, tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("at", ["file", "file/b", "folder", "x" * 200, "x" * 300])
+def test_a_broker_that_cannot_listen_says_so_and_removes_nothing(owner, tmp_path, at):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidArgs, match=str(tmp_path)):
+        WorkerBroker(owner, tmp_path / at)
+    assert (tmp_path / "file").read_text() == "kept"
+    assert (tmp_path / "folder").is_dir()
+
+
 def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
     with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
         WorkerBroker(executor, tmp_path / "broker.sock")

@@ -178,12 +178,13 @@ def _read(line: bytes) -> BrokerRequest:
 
 def _listen(path: Path) -> socket.socket:
     """Return a socket that listens at a path, in place of one that a broker has left which ended."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if _answers(path):
         raise InvalidArgs(f"another broker listens at {path}")
     listener = socket.socket(socket.AF_UNIX)
     try:
-        path.unlink(missing_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.is_socket():  # anything else stays, and is an error
+            path.unlink()
         listener.bind(str(path))
         path.chmod(0o600)  # nobody can connect before it listens
         listener.listen()
