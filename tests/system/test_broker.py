@@ -330,6 +330,34 @@ def test_a_broker_that_cannot_listen_says_so_and_removes_nothing(owner, tmp_path
     assert (tmp_path / "folder").is_dir()
 
 
+def test_of_brokers_that_begin_at_one_path_one_listens(owner, tmp_path):
+    path, together = tmp_path / "broker.sock", threading.Barrier(8)
+
+    def begin(_):
+        together.wait()
+        try:
+            return WorkerBroker(owner, path)
+        except InvalidArgs:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        (made,) = filter(None, threads.map(begin, range(8)))
+    with made:
+        assert BrokerClient(path).describe().devices == ("emulator",)
+    assert not path.exists()
+
+
+def test_the_socket_of_another_program_is_left_to_it_although_it_accepts_nobody(owner, tmp_path):
+    path = tmp_path / "broker.sock"
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as first:
+        other.bind(str(path))
+        other.listen(0)
+        first.connect(str(path))
+        with pytest.raises(InvalidArgs, match="no broker can listen"):
+            WorkerBroker(owner, path)
+        assert path.is_socket()
+
+
 def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
     with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
         WorkerBroker(executor, tmp_path / "broker.sock")

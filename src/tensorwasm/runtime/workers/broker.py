@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import math
 import os
@@ -53,7 +55,13 @@ class WorkerBroker:
             raise InvalidArgs("a broker's workers are shared by tenants: isolation is guarded or stream, not process")
         self._executor = executor
         self._path = path
-        self._listener = _listen(path)
+        held = _lock(path)
+        self._held: int | None = held
+        try:
+            self._listener = _listen(path)
+        except InvalidArgs:
+            os.close(held)
+            raise
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._callers: dict[socket.socket, _Caller] = {}  # the first that came first
@@ -62,11 +70,14 @@ class WorkerBroker:
 
     def close(self) -> None:
         """Hand out no more connections; those that fronts have go on while the executor's workers do. Idempotent."""
-        if self._thread.is_alive():
-            with suppress(OSError):
-                self._path.unlink()
-            self._waker.close()
-            self._thread.join()
+        if self._held is None:
+            return
+        with suppress(OSError):
+            self._path.unlink()
+        self._waker.close()
+        self._thread.join()
+        os.close(self._held)
+        self._held = None
 
     def __enter__(self) -> Self:
         return self
@@ -176,14 +187,26 @@ def _read(line: bytes) -> BrokerRequest:
     return request
 
 
-def _listen(path: Path) -> socket.socket:
-    """Return a socket that listens at a path, in place of one that a broker has left which ended."""
-    if _answers(path):
-        raise InvalidArgs(f"another broker listens at {path}")
-    listener = socket.socket(socket.AF_UNIX)
+def _lock(path: Path) -> int:
+    """Return a descriptor that holds the path for one broker: what another one has left there may be replaced then."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.is_socket():  # anything else stays, and is an error
+        held = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InvalidArgs(f"no broker can listen at {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise InvalidArgs(f"another broker listens at {path}") from None
+    return held
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, in place of one that nobody listens on any more."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and not _answers(path):  # anything else stays, and is an error
             path.unlink()
         listener.bind(str(path))
         path.chmod(0o600)  # nobody can connect before it listens
@@ -191,14 +214,15 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InvalidArgs(f"no broker can listen at {path}: {error.strerror or error}") from None
+    listener.setblocking(False)  # a front may have gone again before it is accepted
     return listener
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
-        probe.connect(str(path))
-        return True
-    return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        code = probe.connect_ex(str(path))
+        return code in {0, errno.EAGAIN}  # EAGAIN: too many wait to be accepted
 
 
 def _is_ours(link: socket.socket) -> bool:

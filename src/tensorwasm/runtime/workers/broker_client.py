@@ -133,6 +133,7 @@ class BrokerClient:
             raise DeviceUnavailable(f"the broker at {self._path} answers without a connection")
         link = socket.socket(fileno=descriptors[0])
         link.setblocking(False)
+        link.set_inheritable(False)
         return BrokeredWorker(link)
 
     def _ask(self, request: BrokerRequest) -> tuple[BrokerReply, list[int]]:

@@ -90,6 +90,7 @@ class WorkerServer:
                 self._begin(socket.socket(fileno=each))
 
     def _begin(self, link: socket.socket) -> None:
+        link.set_inheritable(False)
         try:
             threading.Thread(target=self._serve, args=(link,), name="tensorwasm-front", daemon=True).start()
         except RuntimeError as error:
