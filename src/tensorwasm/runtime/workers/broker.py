@@ -86,7 +86,7 @@ class WorkerBroker:
         self.close()
 
     def _keep(self) -> None:
-        """Answer callers until closed. No caller is waited for: one that says nothing keeps nobody else waiting."""
+        """Answer callers until closed. Never blocks on a single caller."""
         try:
             self._selector.register(self._woken, selectors.EVENT_READ)
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -203,13 +203,13 @@ def _lock(path: Path) -> int:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return a socket that listens at a path, in place of one that nobody listens on any more."""
+    """Return a socket that listens at a path, in place of a stale one."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket() and not _answers(path):  # anything else stays, and is an error
             path.unlink()
         listener.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before it listens
+        path.chmod(0o600)  # before it listens, connecting fails
         listener.listen()
     except OSError as error:
         listener.close()

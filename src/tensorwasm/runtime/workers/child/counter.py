@@ -127,7 +127,7 @@ class Counter:
         handler(frame)
 
     def close(self) -> None:
-        """End all calls: nobody is there for their outcomes any more."""
+        """Stop all calls, without sending their outcomes: the connection has ended."""
         for call in tuple(self._calls.values()):
             call.heard = False
             call.window.close()

@@ -35,7 +35,7 @@ class ParentLink:
 
     def close(self) -> None:
         """End the connection; `send` fails from now on."""
-        self._shut()  # so that nobody holds the lock for long
+        self._shut()  # a blocked sender fails now, and releases the lock
         with self._lock:
             self._link.close()
 

@@ -97,4 +97,4 @@ WAITING: Final = Amount(1024, 256 * MIB)
 """What waits to be compiled for all workers."""
 PREPARED_EACH: Final = Amount(64, 16 * MIB)
 PREPARED: Final = Amount(1024, 64 * MIB)
-"""What waits although nobody has asked for it."""
+"""Kernels that wait to be compiled before their first call."""

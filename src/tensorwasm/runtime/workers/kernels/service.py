@@ -46,7 +46,7 @@ class _Lane:
 
 
 class EarlyKernel(NamedTuple):
-    """A kernel that nobody has asked for yet; fields as in `KernelJob`."""
+    """A kernel to compile before its first call; fields as in `KernelJob`."""
 
     tenant: str
     text: bytes
@@ -110,7 +110,7 @@ class KernelService:
             return True
 
     def know(self, target: KernelTarget) -> None:
-        """Note what kernels are compiled for of which nobody says it."""
+        """Set the device that kernels are compiled for before their first call."""
         with self._changed:
             self._target = target
             self._changed.notify_all()
