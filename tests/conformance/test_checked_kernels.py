@@ -66,6 +66,50 @@ def test_an_access_outside_of_a_buffer_is_reported(session, offset, words, way):
     assert "st.global.u32, a store of 4 bytes" in caught.value.message
 
 
+WRONG = {
+    "st.shared.u32 [%r1+64], 7;": "a store of 4 bytes at offset 64, ends 4 bytes behind the 64 bytes of shared memory",
+    "ld.shared.v4.u32 {%r2, %r3, %r4, %r5}, [%r1+8];": "a load of 16 bytes at offset 8, is not aligned",
+    "ld.u32 %r2, [%rd3+64];": "a load of 4 bytes at offset 64, ends 4 bytes behind the 64 bytes of shared memory",
+    "cp.async.ca.shared.global [%r1], [%rd1+64], 16;": "a load of 16 bytes.*, ends 16 bytes behind buffer 1",
+    "atom.global.add.u32 %r2, [%rd1+64], 1;": "an atomic operation of 4 bytes.*, ends 4 bytes behind buffer 1",
+    "red.global.add.noftz.f16x2 [%rd1+2], %r2;": "an atomic operation of 4 bytes.*, is not aligned, in buffer 1",
+    "ld.global.u32 %r2, [v+8];": "a load of 4 bytes.*, ends 4 bytes behind the variables of its module",
+    "ld.global.u32 %r2, [8];": "is far from all that it may access; nearest is",
+}
+RIGHT = """st.shared.u32 [%r1+60], 7; ld.u32 %r2, [%rd3+60]; ld.global.u32 %r3, [v+4];
+st.global.v2.u32 [%rd1+56], {%r2, %r3};
+mov.u64 %rd4, 8; mov.u32 %r5, 0; cp.async.ca.shared.global [%r1], [%rd4], 16, %r5; cp.async.wait_all;"""
+
+
+def forms(body):
+    """Return a kernel of a buffer of 64 bytes, with 64 bytes of shared memory and a variable of 8."""
+    start = "ld.param.u64 %rd1, [p0]; .shared .align 16 .b8 s[64]; mov.u32 %r1, s; mov.u64 %rd3, s; mov.u32 %r2, 0;"
+    return kernel(f"{start} cvta.shared.u64 %rd3, %rd3;\n{body}", before=".global .align 8 .u32 v[2] = {3, 4};")
+
+
+def launch(session, text):
+    """Launch it; return what is in the buffer."""
+    loaded, own, into = session.kernels.load(text.encode(), "k", NEVER), session.buffers.allocate(64), bytearray(64)
+    session.kernels.launch(loaded, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
+    session.buffers.read(own, memoryview(into), NEVER)
+    return bytes(into)
+
+
+@pytest.mark.parametrize(("access", "words"), WRONG.items())
+def test_what_is_wrong_with_an_access_is_said(session, access, words):
+    text = forms(access)
+    line = text[: text.index(access)].count("\n") + 1
+    with pytest.raises(KernelFault, match=words) as caught:
+        launch(session, text)
+    mnemonic = access.partition(" ")[0]
+    where = f"line {line} of the PTX, block (0, 0, 0), thread (0, 0, 0): {mnemonic}, a"
+    assert where in caught.value.message
+
+
+def test_accesses_that_are_right_are_made(session):
+    assert launch(session, forms(RIGHT))[56:] == b"\7\0\0\0\4\0\0\0"
+
+
 def test_a_window_may_be_accessed_to_its_end(session):
     loaded, at = session.kernels.load(STRAY, "k", NEVER), pages.acquire(1 << 16)
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,20 @@ def test_the_demo_says_what_where_and_that_it_was_verified():
     assert done.returncode == 0, done.stderr
     assert b"verified" in done.stdout
     assert done.stderr.startswith(b"device: ")
+
+
+def test_a_checked_kernel_is_told_its_first_access_that_is_outside(tmp_path):
+    example = EXAMPLES / "vector_add" / "vector_add.wasm"
+    right, wrong = b"st.global.f32 \t[%rd10], %f3;", b"st.global.f32\t[%rd10+4],%f3;"  # as long
+    astray = tmp_path / "astray.wasm"
+    astray.write_bytes(example.read_bytes().replace(right, wrong))
+    options = "--grant", "cuda", "--device", "emulator", "--checked"
+    done = run("run", example, *options)
+    assert (done.returncode, b"verified" in done.stdout) == (0, True), done.stderr
+    done = run("run", astray, *options)
+    assert done.returncode != 0
+    said = rb"vector_add, line \d+ of the PTX, .*: st\.global\.f32, a store of 4 bytes, ends 4 bytes behind "
+    assert re.search(said, done.stderr), done.stderr
 
 
 def test_a_guest_gets_no_more_of_the_device_than_it_may():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from fakes.emulation import kernel
@@ -17,7 +17,8 @@ from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import extract, parse, render
-from tensorwasm.ptx.checked import MARK, MAX_RANGES, RECORD_BYTES, instrument, ranges_of, read_report
+from tensorwasm.ptx.checked import MARK, MAX_RANGES, RECORD_BYTES, Site, instrument, ranges_of, read_report
+from tensorwasm.ptx.model import Position
 from tensorwasm.values import MIB, NEVER, LaunchConfig
 
 SIZE_BYTES = 64
@@ -60,13 +61,33 @@ ACCESSES = {
     "atom.global.add.u32 %r1, [{at}], 1;": 4,
     "atom.cas.b64 %rd5, [{at}], 1, 2;": 8,
     "red.global.max.s32 [{at}], 1;": 4,
+    "red.global.add.noftz.bf16x2 [{at}], %r1;": 4,
+    "atom.global.add.noftz.f16x2 %r2, [{at}], %r1;": 4,
+    "ld.relaxed.gpu.global.u32 %r1, [{at}];": 4,
+    "ld.global.L1::no_allocate.L2::128B.v2.u64 {{%rd6, %rd7}}, [{at}];": 16,
+    "cp.async.ca.shared.global [%r9], [{at}], 8;": 8,
+    "cp.async.cg.shared.global [%r9], [{at}], 16, %r8;": 16,
+}
+PREPARE = ".shared .align 16 .b8 target[16]; mov.u32 %r9, target; mov.u32 %r8, 16; mov.u32 %r1, 0;"
+SHARED_ACCESSES = {
+    "ld.shared.u8 %r1, [{at}];": 1,
+    "ld.volatile.shared.v2.u32 {{%r1, %r2}}, [{at}];": 8,
+    "st.shared.v4.f32 [{at}], {{%f1, %f2, %f3, %f4}};": 16,
+    "st.shared.u16 [{at}], %h1;": 2,
+    "atom.shared.add.u32 %r1, [{at}], 1;": 4,
+    "red.shared.or.b32 [{at}], 1;": 4,
+    "cp.async.ca.shared.global [{at}], [%rd1], 4;": 4,
+}
+GENERIC_ACCESSES = {
+    "ld.u32 %r1, [{at}];": 4,
+    "st.v2.u64 [{at}], {{%rd1, %rd1}};": 16,
+    "atom.add.u32 %r1, [{at}], 1;": 4,
 }
 
 
 @pytest.mark.parametrize(("access", "size"), ACCESSES.items())
 def test_an_access_may_begin_and_end_with_its_buffer(shared, access, size):
-    prepare = "mov.u32 %r1, 0;"
-    run(shared, f"{prepare} {access.format(at='%rd1')} {access.format(at=f'%rd1+{SIZE_BYTES - size}')}")
+    run(shared, f"{PREPARE} {access.format(at='%rd1')} {access.format(at=f'%rd1+{SIZE_BYTES - size}')}")
 
 
 @pytest.mark.parametrize(("access", "size"), ACCESSES.items())
@@ -75,22 +96,99 @@ def test_an_access_outside_is_reported(shared, access, size, place):
     where = {
         "before": ("", f"%rd1+-{size}", f"begins {size} bytes before"),
         "behind": ("", f"%rd1+{SIZE_BYTES}", f"ends {size} bytes behind buffer"),
-        "far": ("mov.u64 %rd4, 0x7ff000000000;", "%rd4", "bytes b"),
-        "null": ("mov.u64 %rd4, 0;", "%rd4", "before"),
+        "far": ("mov.u64 %rd4, 0x7ff000000000;", "%rd4", "is far from all that it may access; nearest is"),
+        "null": ("mov.u64 %rd4, 0;", "%rd4", "is far from all"),
     }
     before, at, words = where[place]
     with pytest.raises(KernelFault, match=words) as caught:
-        run(shared, f"mov.u32 %r1, 0; {before}\n{access.format(at=at)}")
+        run(shared, f"{PREPARE} {before}\n{access.format(at=at)}")
     message = caught.value.message
     assert f"{size} bytes" in message
     assert access.split()[0] in message
     assert "block (0, 0, 0), thread (0, 0, 0)" in message
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3])
-def test_an_access_that_is_not_aligned_is_reported(shared, offset):
+@pytest.mark.parametrize(("access", "size"), [each for each in ACCESSES.items() if each[1] > 1])
+def test_an_access_that_is_not_aligned_is_reported(shared, access, size):
     with pytest.raises(KernelFault, match="is not aligned, in buffer"):
-        run(shared, f"add.u64 %rd2, %rd1, {offset}; ld.global.u32 %r1, [%rd2];")
+        run(shared, f"{PREPARE} add.u64 %rd2, %rd1, {size // 2};\n{access.format(at='%rd2')}")
+
+
+def shared_body(access, offset, bits, generic):
+    """Return a body with an access at an offset in 64 bytes of shared memory."""
+    register = "%rd8" if bits == 64 else "%r10"
+    body = f".shared .align 16 .b8 s[64]; mov.u32 %r1, 0; mov.u{bits} {register}, s;"
+    if generic:
+        body += f"cvta.shared.u64 {register}, {register};"
+    return f"{body}\nadd.u{bits} {register}, {register}, {offset};\n{access.format(at=register)}"
+
+
+ALL_SHARED = [
+    *((access, size, bits, False) for access, size in SHARED_ACCESSES.items() for bits in (32, 64)),
+    *((access, size, 64, True) for access, size in GENERIC_ACCESSES.items()),
+]
+
+
+@pytest.mark.parametrize(("access", "size", "bits", "generic"), ALL_SHARED)
+def test_shared_memory_is_checked(shared, access, size, bits, generic):
+    for offset in (0, 64 - size):
+        run(shared, shared_body(access, offset, bits, generic))
+    wrong = {64: f"at offset 64, ends {size} bytes behind the 64 bytes of shared memory", 4096: "behind the 64 bytes"}
+    wrong |= {} if generic else {-size: f"at offset -{size}, begins {size} bytes before the 64 bytes"}
+    wrong |= {size // 2: f"at offset {size // 2}, is not aligned, in the 64 bytes"} if size > 1 else {}
+    for offset, words in wrong.items():
+        with pytest.raises(KernelFault, match=words):
+            run(shared, shared_body(access, offset, bits, generic))
+
+
+def test_dynamic_shared_memory_is_what_the_launch_asks_for(shared):
+    before = ".extern .shared .align 16 .b8 d[];"
+    body = (
+        ".shared .align 16 .b8 s[16]; mov.u32 %r9, s; mov.u32 %r2, d;\n"
+        "st.shared.u32 [%r2+28], 7; ld.shared.u32 %r1, [%r2+28]; st.global.u32 [%rd1], %r1;"
+    )
+    assert WORDS.unpack_from(run(shared, body, before, LaunchConfig((1, 1, 1), (1, 1, 1), 32))) == (7, 0)
+    with pytest.raises(KernelFault, match="ends 4 bytes behind the 44 bytes of shared memory"):
+        run(shared, body, before, LaunchConfig((1, 1, 1), (1, 1, 1), 28))
+
+
+def test_offsets_in_shared_memory_are_numbers_of_32_bits(shared):
+    body = ".shared .align 16 .b8 s[16]; mov.u32 %r2, s; sub.u32 %r2, %r2, 4; st.shared.u32 [%r2+4], 7;"
+    run(shared, body)
+
+
+@pytest.mark.parametrize("used", ["0", "%r8"])
+def test_a_copy_that_reads_nothing_may_be_of_any_address(shared, used):
+    body = f"{PREPARE} mov.u32 %r8, 0; mov.u64 %rd4, 8; cp.async.ca.shared.global [%r9], [%rd4], 16, {used};"
+    run(shared, f"{body} cp.async.wait_all;")
+
+
+@pytest.mark.parametrize("used", ["4", "%r8"])
+def test_a_copy_may_read_less_than_it_writes(shared, used):
+    body = f"{PREPARE} mov.u32 %r8, 4;\ncp.async.ca.shared.global [%r9], [{{}}], 16, {used}; cp.async.wait_all;"
+    with shared.open_session("ann") as session:  # 16 bytes more would end behind the buffer
+        own = session.buffers.allocate(52)
+        for at, words in {"%rd1+48": None, "%rd1+64": "a load of 4 bytes, ends 16 bytes behind buffer 1"}.items():
+            text = kernel("ld.param.u64 %rd1, [p0];" + body.format(at)).encode()
+            loaded = session.kernels.load(text, "k", NEVER)
+            if words is None:
+                session.kernels.launch(loaded, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
+                continue
+            with pytest.raises(KernelFault, match=words):
+                session.kernels.launch(loaded, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
+
+
+@pytest.mark.parametrize("access", ["ld.global.u32 %r2, [%r1];", "ld.u32 %r2, [%r1];", "ld.global.u32 %r2, [8];"])
+def test_addresses_of_32_bits_and_numbers_are_checked(shared, access):
+    run(shared, f"setp.ne.u64 %p1, %rd1, %rd1; mov.u32 %r1, 8; @%p1 {access}")
+    with pytest.raises(KernelFault, match="is far from all"):
+        run(shared, f"mov.u32 %r1, 8; {access}")
+
+
+def test_the_first_row_of_a_matrix_is_checked(shared):
+    load = "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r2, %r3, %r4, %r5, %r6, %r7, %r8, %r9}, [%rd1+64], 16;"
+    with pytest.raises(KernelFault, match=r"wmma\.load.*, a load of 16 bytes, ends 16 bytes behind buffer"):
+        run(shared, load, config=LaunchConfig((1, 1, 1), (32, 1, 1)))
 
 
 def test_the_first_thread_outside_is_named(shared):
@@ -146,13 +244,27 @@ def test_a_trap_of_the_program_is_no_report(shared):
     assert "bytes" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "writes", [((16, 1),), ((16, 1), (20, 0xFFFF_FFFF)), ((0, 0),), ((16, 2), (20, 0)), ((60, 99),)]
-)
-def test_a_program_that_writes_its_own_record_cheats_itself_alone(shared, writes):
-    stores = " ".join(f"st.global.u32 [%rd2+{at - RECORD_BYTES}], {value};" for at, value in writes)
-    with pytest.raises(KernelFault):
-        run(shared, f"mov.u64 %rd2, v; {stores} trap;", ".global .align 16 .u32 v[2];")
+@pytest.mark.parametrize("at", ["v+-4", "v+8", "%rd2+-4", f"%rd2+{-RECORD_BYTES}"])
+def test_a_program_does_not_reach_beyond_the_variables_of_its_module(shared, at):
+    with pytest.raises(KernelFault, match=r"the variables of its module|behind buffer"):
+        run(shared, f"mov.u64 %rd2, v; st.global.u32 [{at}], 1;", ".global .align 16 .u32 v[2];")
+
+
+@given(st.binary(min_size=64, max_size=64), st.booleans(), st.integers(0, 20))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_program_that_writes_its_own_record_cheats_itself_alone(shared, forged, marked, size):
+    forged = (MARK + struct.pack("<II", size, 0) + forged[24:] if marked else forged).ljust(RECORD_BYTES, b"\xff")
+    text = kernel("ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], 7; trap;").encode()
+    with shared.open_session("ann") as session:
+        own = session.buffers.allocate(SIZE_BYTES)
+        loaded = session.kernels.load(text, "k", NEVER)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                shared.device, "read", lambda _, into, *__: into.__setitem__(slice(None), forged[: len(into)])
+            )
+            with pytest.raises(KernelFault) as caught:
+                session.kernels.launch(loaded, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
+    assert len(caught.value.message) < 400
     assert WORDS.unpack_from(run(shared, "st.global.u32 [%rd1], 7;")) == (7, 0)
 
 
@@ -179,6 +291,41 @@ def test_every_range_is_in_the_table(pairs):
 
 
 @given(st.binary(min_size=64, max_size=64), st.booleans(), st.integers(0, 3))
-def test_any_bytes_are_a_report_or_none(record, marked, sites):
+def test_any_bytes_are_a_report_or_none(record, marked, count):
+    sites = [Site("ld.global.u32", Position(1, 1), "", "global", 4, "load")] * count
     report = read_report(MARK + struct.pack("<I", 1) + record[20:] if marked else record, sites)
-    assert report is None or report.site < sites
+    assert report is None or (report.site < count and 0 < report.size_bytes <= 4)
+
+
+@st.composite
+def programs(draw):
+    """Draw statements that access a buffer, shared memory and a variable within their 64 bytes; and a wrong one."""
+    lines, wrong = [], None
+    kinds = st.sampled_from([*ACCESSES.items(), *((each, size) for each, size in SHARED_ACCESSES.items())])
+    count = draw(st.integers(1, 12))
+    broken = draw(st.none() | st.integers(0, count - 1))
+    for number in range(count):
+        access, size = draw(kinds)
+        is_shared = access in SHARED_ACCESSES
+        offset = size * draw(st.integers(0, 64 // size - 1))
+        if number == broken:
+            offset, wrong = draw(st.sampled_from([128, 1 << 18] + [-size] * is_shared)), number  # behind all variables
+        lines.append(access.format(at=f"{'%r10' if is_shared else draw(st.sampled_from(['%rd1', '%rd9']))}+{offset}"))
+    return lines, wrong
+
+
+@given(programs())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_inside_is_not_reported_and_the_first_that_is_not_is(shared, drawn):
+    lines, wrong = drawn
+    prepare = ".shared .align 16 .b8 s[64]; mov.u32 %r10, s; mov.u64 %rd9, v; " + PREPARE.replace("target[16]", "t[16]")
+    body = prepare.replace("mov.u32 %r9, target", "mov.u32 %r9, t") + "\n" + "\n".join(lines)
+    before = ".global .align 16 .b8 v[64];"
+    if wrong is None:
+        run(shared, body, before)
+        return
+    text = kernel(f"ld.param.u64 %rd1, [p0];\n{body}", before=before)
+    number = text[: text.index(body)].count("\n") + 2 + wrong
+    note(text)
+    with pytest.raises(KernelFault, match=f"line {number} of the PTX"):
+        run(shared, body, before)

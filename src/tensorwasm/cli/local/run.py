@@ -93,8 +93,8 @@ Directory = Annotated[
 Checked = Annotated[
     bool,
     Option(
-        help="Have kernels check each access to global memory, and report the first that is outside of what they may "
-        "use: for authors of kernels."
+        help="Have kernels check each access to global and shared memory, and report the first that is outside of what "
+        "they may use: for authors of kernels."
     ),
 ]
 Verbose = Annotated[bool, Option(help="Report on standard error what was run, where and how long.")]

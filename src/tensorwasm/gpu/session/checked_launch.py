@@ -15,9 +15,15 @@ from tensorwasm.gpu.session.core import SessionCore
 from tensorwasm.gpu.state.numbered import SessionStream
 from tensorwasm.gpu.state.resource_table import HeldKernel
 from tensorwasm.ptx.checked import MARK, RECORD_BYTES, AccessReport, Site, ranges_of, read_report
-from tensorwasm.values import Deadline
+from tensorwasm.values import MIB, Deadline
 
 _log: Final = logging.getLogger(__name__)
+
+_FAR_BYTES: Final = 1024 * MIB
+"""A distance that says nothing about what went wrong."""
+_SIGN: Final = 1 << 31
+"""What is added to offsets in shared memory, of 32 bits, to tell those before it."""
+_KINDS: Final = {"load": "a load", "store": "a store", "atomic": "an atomic operation"}
 
 
 class _Allowed(NamedTuple):
@@ -35,6 +41,7 @@ class CheckedLaunch:
         core: of its session, whose lock is held.
         kernel: with the session's copy of its variables.
         windows: of the launch, where the device reaches them.
+        shared_bytes: dynamic shared memory that the launch asks for.
         deadline: when it must have ended.
 
     Raises:
@@ -43,14 +50,18 @@ class CheckedLaunch:
         DeviceLost: the device does not answer.
     """
 
-    def __init__(self, core: SessionCore, kernel: HeldKernel, windows: Sequence[Argument], deadline: Deadline) -> None:
+    def __init__(
+        self, core: SessionCore, kernel: HeldKernel, windows: Sequence[Argument], shared_bytes: int, deadline: Deadline
+    ) -> None:
         guarded, data = kernel.shared.guarded, kernel.data
         if guarded is None or data is None:
             raise InternalError("a kernel that checks its accesses has no record")
         self._core, self._kernel, self._deadline = core, kernel, deadline
         self._record_at = data.address + guarded.data.image.index(MARK)
-        end = data.address + data.size_bytes
-        self._ranges = [_Allowed(data.address, end, "the variables of its module")]
+        behind, end = self._record_at + RECORD_BYTES, data.address + guarded.data.size_bytes
+        variables = (data.address, self._record_at), (behind, end)
+        self._ranges = [_Allowed(*each, "the variables of its module") for each in variables if each[0] < each[1]]
+        self._shared = _shared_memory(guarded.shared.program_bytes + shared_bytes)
         for handle, region in core.table.buffers.items():
             end = region.address + region.size_bytes
             self._ranges.append(_Allowed(region.address, end, f"buffer {handle} of {region.size_bytes} bytes"))
@@ -59,7 +70,7 @@ class CheckedLaunch:
                 end, what = window.address + window.length_bytes, f"a window of {window.length_bytes} bytes"
                 self._ranges.append(_Allowed(window.address, end, what))
         core.work.wait_all(deadline)
-        table = ranges_of([(each.start, each.end) for each in self._ranges])
+        table = ranges_of([(each.start, each.end) for each in self._ranges], self._shared.end)
         core.device.write(self._record_at, table, None, deadline)
 
     def wait(self, stream: SessionStream) -> None:
@@ -74,7 +85,7 @@ class CheckedLaunch:
             record = bytearray(RECORD_BYTES)
             self._core.device.read(self._record_at, memoryview(record), None, self._deadline)
             sites = self._kernel.shared.sites
-            report = read_report(bytes(record), len(sites))
+            report = read_report(bytes(record), sites)
             if report is None:
                 raise
             explained = self._explain(sites[report.site], report)
@@ -83,19 +94,33 @@ class CheckedLaunch:
 
     def _explain(self, site: Site, report: AccessReport) -> str:
         """Return the report for people."""
-        address, end = report.address, report.address + site.size_bytes
-        nearest = min(self._ranges, key=lambda each: max(each.start - address, end - each.end, 0))
-        if nearest.start <= address and end <= nearest.end:
-            wrong = f"is not aligned, in {nearest.what}"
-        elif address < nearest.start:
-            wrong = f"begins {nearest.start - address} bytes before {nearest.what}"
-        else:
-            wrong = f"ends {end - nearest.end} bytes behind {nearest.what}"
         line = f"line {site.position.line} of the PTX{site.source and f' ({site.source})'}"
         where = f"{line}, block {report.block}, thread {report.thread}"
-        # On the emulator it is an address of this process, which no message shows.
-        place = f" at {address:#x}" if self._core.device.info.kind == "cuda" else ""
-        return (
-            f"{self._kernel.shared.entry}, {where}: {site.mnemonic}, a {site.kind} of {site.size_bytes} bytes{place}, "
-            f"{wrong}"
-        )
+        at, place = report.address, ""
+        if site.space == "shared":
+            at = (at + _SIGN) % (2 * _SIGN) - _SIGN
+            place = f" at offset {at}"
+        elif self._core.device.info.kind == "cuda":  # on the emulator it is one of this process, which no message shows
+            place = f" at {at:#x}"
+        access = f"{site.mnemonic}, {_KINDS[site.kind]} of {report.size_bytes} bytes{place}"
+        allowed = [self._shared] if site.space == "shared" else self._ranges
+        return f"{self._kernel.shared.entry}, {where}: {access}, {_fault(at, at + report.size_bytes, allowed)}"
+
+
+def _fault(start: int, end: int, allowed: Sequence[_Allowed]) -> str:
+    """Return what is wrong with an access."""
+    if not allowed:
+        return "has no memory that it may access"
+    nearest = min(allowed, key=lambda each: max(each.start - start, end - each.end, 0))
+    before, behind = nearest.start - start, end - nearest.end
+    if max(before, behind) <= 0:
+        return f"is not aligned, in {nearest.what}"
+    if max(before, behind) > _FAR_BYTES:
+        return f"is far from all that it may access; nearest is {nearest.what}"
+    return (
+        f"begins {before} bytes before {nearest.what}" if before > 0 else f"ends {behind} bytes behind {nearest.what}"
+    )
+
+
+def _shared_memory(size_bytes: int) -> _Allowed:
+    return _Allowed(0, size_bytes, f"the {size_bytes} bytes of shared memory")

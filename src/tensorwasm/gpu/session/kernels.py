@@ -298,11 +298,12 @@ class SessionKernels(RecordingPart):
         stream = work.find(number)
         if spans := reach.movable(windows):  # large windows on managed memory move first: work of its own
             work.give(stream, len(spans), reach.move, spans, stream.stream)
-        config, values = core.complete(kernel, config, values, deadline)
         launch, shared, regions = core.device.launch, kernel.shared, core.reachable()
         checked = None
         if shared.sites:
-            checked = CheckedLaunch(core, kernel, core.windows.locate(placement, windows), deadline)
+            located = core.windows.locate(placement, windows)
+            checked = CheckedLaunch(core, kernel, located, config.shared_bytes, deadline)
+        config, values = core.complete(kernel, config, values, deadline)
         work.give(stream, 1, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
         core.launched += 1
         if checked is not None:
