@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from cases import Buffer, cases
 from strategies.straight_lines import LANES, RECORD, module, program, records
 from tensorwasm import ptx
-from tensorwasm.errors import UnsupportedPtx
+from tensorwasm.errors import MalformedPtx, UnsupportedPtx
+from tensorwasm.gpu.cuda.assembler import find_assembler
+from tensorwasm.gpu.device.admission import admit
 from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
 from tensorwasm.gpu.device.guarded_kernel import guard_kernel
 from tensorwasm.gpu.emulator.device import EmulatorDevice
@@ -26,6 +29,9 @@ REFUSED |= {"triton-matmul_sm90"}
 """Texts of which a kernel is not guarded: see `test_guarded_corpus`."""
 ORDERED = {"nvcc-bfs"}
 """Cases with a list whose order is that in which threads come to it."""
+FAILING = ("DeviceRadixSortOnesweepKernel",)
+"""Kernels on which releases 12.9 to 13.5 of ptxas fail for sm_90 once they call a function with an atomic operation:
+"Register allocation failed with register count of '7'"."""
 PROGRAMS = 40
 
 
@@ -95,6 +101,39 @@ def test_what_is_accepted_guarded_is_accepted_checked():
                 except UnsupportedPtx:
                     assert path.stem in REFUSED
     assert accepted >= 187
+
+
+@pytest.fixture(scope="module")
+def assembler():
+    found = find_assembler("", os.environ)
+    if found is None:
+        pytest.skip("NO PTXAS: nothing compiles the checked kernels")
+    return found
+
+
+def compiled(assembler, module):
+    """Return whether ptxas takes a guarded kernel, for a GPU on which its variant may run."""
+    target = module.target[0]
+    architecture = target if target in ("sm_90a", "sm_100") else "sm_90"
+    try:
+        admit(assembler.compile_kernel(ptx.render(module), architecture, NEVER))
+    except MalformedPtx:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("c*/*.ptx")), ids=lambda path: path.stem)
+def test_ptxas_takes_a_checked_kernel_if_it_takes_a_guarded_one(assembler, path):
+    for variant in ptx.parse_variants(path.read_text(encoding="ascii")):
+        for entry in variant.kernels():
+            extracted = ptx.extract(variant, entry.name)
+            try:
+                checked, plain = guard_kernel(instrument(extracted)[0])[0], guard_kernel(extracted)[0]
+            except UnsupportedPtx:
+                assert path.stem in REFUSED
+                continue
+            fails = any(name in entry.name for name in FAILING)
+            assert fails or compiled(assembler, checked) or not compiled(assembler, plain)
 
 
 def is_guarded(text, entry):

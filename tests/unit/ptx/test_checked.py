@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from fakes.emulation import kernel
+from fakes.emulation import HEAD, Emulation, kernel
 from tensorwasm.errors import KernelFault
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.device.guarded_kernel import guard_kernel
@@ -18,6 +18,7 @@ from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import extract, parse, render
 from tensorwasm.ptx.checked import MARK, MAX_RANGES, RECORD_BYTES, Site, instrument, ranges_of, read_report
+from tensorwasm.ptx.checked.record import helper
 from tensorwasm.ptx.model import Position
 from tensorwasm.values import MIB, NEVER, LaunchConfig
 
@@ -157,6 +158,22 @@ def test_offsets_in_shared_memory_are_numbers_of_32_bits(shared):
     run(shared, body)
 
 
+@pytest.mark.parametrize("offset", [-4, -1 << 20, 61, 64])
+def test_the_function_finds_offsets_outside_of_shared_memory(offset):
+    """What `cvta.to.shared` makes of a generic address before the first variable is a negative number of 64 bits."""
+    call = "{ .param .b64 q0; .param .b32 q1; .param .b32 q2; st.param.b64 [q0], %rd2; st.param.b32 [q1], 4;"
+    call += f"st.param.b32 [q2], {1 << 31}; call c_access, (q0, q1, q2); }}"
+    body = "mov.u64 %rd3, c_record; st.global.u32 [%rd3+56], 64; mov.u64 %rd2, {}; {} st.global.u32 [%rd1], 7;"
+
+    def text(offset):
+        return render(helper("c", NEVER)) + kernel(f"ld.param.u64 %rd1, [p0]; {body.format(offset, call)}")[len(HEAD) :]
+
+    emulation = Emulation()
+    assert list(emulation.run(text(60), 1, block=(1, 1, 1))) == [7]
+    assert emulation.fault(text(offset), emulation.buffer([0]), block=(1, 1, 1))
+    emulation.device.close()
+
+
 @pytest.mark.parametrize("used", ["0", "%r8"])
 def test_a_copy_that_reads_nothing_may_be_of_any_address(shared, used):
     body = f"{PREPARE} mov.u32 %r8, 0; mov.u64 %rd4, 8; cp.async.ca.shared.global [%r9], [%rd4], 16, {used};"
@@ -268,6 +285,14 @@ def test_a_program_that_writes_its_own_record_cheats_itself_alone(shared, forged
     assert WORDS.unpack_from(run(shared, "st.global.u32 [%rd1], 7;")) == (7, 0)
 
 
+def test_a_check_is_one_call_without_branches():
+    body = """.shared .align 16 .b8 s[16]; mov.u64 %rd2, s; cvta.shared.u64 %rd2, %rd2; setp.eq.u32 %p1, %r0, 0;
+.local .align 8 .b8 l[16]; mov.u64 %rd3, l; cvta.local.u64 %rd3, %rd3; @!%p1 ld.u32 %r1, [%rd2]; st.u32 [%rd3], %r1;"""
+    written, sites = instrument(extract(parse(kernel(body)), "k"))
+    text = render(written).partition(".entry")[2]
+    assert (len(sites), text.count("call"), text.count("bra ")) == (2, 2, 0)
+
+
 def test_names_of_the_program_are_avoided():
     module = extract(parse(kernel("ld.param.u64 %rd1, [p0]; __chk: st.global.u32 [%rd1], 1;")), "k")
     written, sites = instrument(module)
@@ -292,7 +317,7 @@ def test_every_range_is_in_the_table(pairs):
 
 @given(st.binary(min_size=64, max_size=64), st.booleans(), st.integers(0, 3))
 def test_any_bytes_are_a_report_or_none(record, marked, count):
-    sites = [Site("ld.global.u32", Position(1, 1), "", "global", 4, "load")] * count
+    sites = [Site("ld.global.u32", Position(1, 1), "", 4, "load")] * count
     report = read_report(MARK + struct.pack("<I", 1) + record[20:] if marked else record, sites)
     assert report is None or (report.site < count and 0 < report.size_bytes <= 4)
 

@@ -97,13 +97,13 @@ class CheckedLaunch:
         line = f"line {site.position.line} of the PTX{site.source and f' ({site.source})'}"
         where = f"{line}, block {report.block}, thread {report.thread}"
         at, place = report.address, ""
-        if site.space == "shared":
+        if report.shared:
             at = (at + _SIGN) % (2 * _SIGN) - _SIGN
             place = f" at offset {at}"
         elif self._core.device.info.kind == "cuda":  # on the emulator it is one of this process, which no message shows
             place = f" at {at:#x}"
         access = f"{site.mnemonic}, {_KINDS[site.kind]} of {report.size_bytes} bytes{place}"
-        allowed = [self._shared] if site.space == "shared" else self._ranges
+        allowed = [self._shared] if report.shared else self._ranges
         return f"{self._kernel.shared.entry}, {where}: {access}, {_fault(at, at + report.size_bytes, allowed)}"
 
 

@@ -1,12 +1,15 @@
 """Writes the checks of `tensorwasm.ptx.checked` into a module.
 
+A check is a call before its access, without branches around it, so that the threads of a warp stay together and the
+code stays short. Where the access is not made, the function is told of 0 bytes.
+
 Source: PTX ISA 6.4 (Using Addresses), 7.1 (Function Declarations and Definitions).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeGuard
 
@@ -19,10 +22,8 @@ from tensorwasm.ptx.model import (
     Block,
     Directive,
     Function,
-    Guard,
     Instruction,
     Int,
-    Label,
     Module,
     Name,
     Operand,
@@ -48,7 +49,7 @@ def instrument(module: Module, deadline: Deadline = NEVER) -> tuple[Module, tupl
         name += "_"
     files = {item.arguments[0]: item.arguments[1] for item in module.items if _is_file(item)}
     watch = Watch(deadline, "while checks were written into the kernel")
-    checks = _Checks(name, files, tuple(_converted(module, watch)), watch)
+    checks = _Checks(name, files, frozenset(_converted(module, watch)), watch)
     symbols = module_symbols(module, watch)
     items = tuple(checks.function(item, symbols) if isinstance(item, Function) else item for item in module.items)
     return replace(module, items=(*helper(name, deadline).items, *items)), tuple(checks.sites)
@@ -59,58 +60,49 @@ def _is_file(item: object) -> TypeGuard[Directive]:
 
 
 def _converted(module: Module, watch: Watch) -> Iterator[str]:
-    """Yield the state spaces, other than global memory, that generic addresses are made of."""
-    words: set[str] = set()
+    """Yield the state spaces that generic addresses are made of."""
     bodies = [each.body or () for each in module.functions()]
     while bodies:
         for statement in watch.over(bodies.pop()):
             if isinstance(statement, Block):
                 bodies.append(statement.body)
             elif isinstance(statement, Instruction) and statement.opcode == "cvta" and "to" not in statement.modifiers:
-                words.update(word.partition("::")[0] for word in statement.modifiers)
-    yield from (space for space in ("local", "shared") if space in words)
+                yield from (word.partition("::")[0] for word in statement.modifiers)
 
 
-@dataclass(slots=True)
 class _Checks:
     """The checks of one module, as they are written.
 
-    Attributes:
+    Args:
         name: how the names of checks begin.
         files: of ``.loc``, by their numbers.
-        converted: state spaces that generic addresses may be of besides global memory.
+        converted: state spaces that generic addresses are made of.
+        watch: of the deadline.
+
+    Attributes:
         sites: what is checked.
-        source: file and line of the next instruction.
     """
 
-    name: str
-    files: Mapping[str, str]
-    converted: Sequence[str]
-    watch: Watch
-    sites: list[Site] = field(default_factory=list)
-    source: str = ""
-    labels: int = 0
-
-    @property
-    def address(self) -> Name:
-        """The address that is checked."""
-        return Name(f"%{self.name}_a")
-
-    @property
-    def low(self) -> Name:
-        """32 bits on the way to it; then the bytes that are accessed, if an operand says them."""
-        return Name(f"%{self.name}_l")
-
-    @property
-    def predicate(self) -> Name:
-        return Name(f"%{self.name}_p")
+    def __init__(self, name: str, files: Mapping[str, str], converted: Container[str], watch: Watch) -> None:
+        self.sites: list[Site] = []
+        self._name, self._files, self._converted, self._watch = name, files, converted, watch
+        self._source = ""  # file and line of the next instruction
+        # What the function is given, where it is not constant; and what that is made of for a generic address.
+        self._address, self._size, self._site = (Name(f"%{name}_{index}") for index in range(3))
+        self._offset, self._is_other = Name(f"%{name}_3"), Name(f"%{name}_4")
 
     def function(self, function: Function, symbols: SymbolTable) -> Function:
         """Return a function with its checks."""
         if function.body is None:
             return function
-        self.source = ""
-        types = {self.address: "b64", self.low: "b32", self.predicate: "pred"}
+        self._source = ""
+        types = {
+            self._address: "b64",
+            self._size: "b32",
+            self._site: "b32",
+            self._offset: "b64",
+            self._is_other: "pred",
+        }
         registers = (Variable("reg", kind, register.name) for register, kind in types.items())
         table = SymbolTable(symbols)
         for param in (*function.returns, *function.params):
@@ -118,7 +110,7 @@ class _Checks:
         return replace(function, body=(*registers, *self._statements(function.body, table)))
 
     def _statements(self, body: Sequence[Statement], table: SymbolTable) -> Iterator[Statement]:
-        for statement in self.watch.over(body):
+        for statement in self._watch.over(body):
             if isinstance(statement, Block):
                 yield replace(statement, body=tuple(self._statements(statement.body, SymbolTable(table))))
                 continue
@@ -126,93 +118,77 @@ class _Checks:
                 table.declare(statement.name, statement)
             elif isinstance(statement, Directive) and statement.name == "loc" and len(statement.arguments) > 1:
                 file, line = statement.arguments[:2]
-                self.source = f"{PurePath(self.files.get(file, file).strip(chr(34))).name}:{line}"
+                self._source = f"{PurePath(self._files.get(file, file).strip(chr(34))).name}:{line}"
             elif isinstance(statement, Instruction):
                 for access in accesses(statement):
                     yield from self._check(statement, access, table)
             yield statement
 
-    def _label(self) -> Name:
-        self.labels += 1
-        return Name(f"{self.name}_{self.labels}")
-
     def _check(self, instruction: Instruction, access: Access, table: SymbolTable) -> Iterator[Statement]:
-        """Yield the check of one access, behind the predicate of its instruction."""
+        """Yield the check of one access."""
         base = access.address.base
-        symbol = table.find(base.name) if isinstance(base, Name) else None
+        found = table.find(base.name) if isinstance(base, Name) else None
+        symbol = found if isinstance(found, Variable) else None
         space: str = access.space
-        if isinstance(symbol, Variable) and symbol.space != "reg":
+        if symbol is not None and symbol.space != "reg":
             space = symbol.space
             if space not in ("global", "shared") or _is_inside(access, symbol):
                 return
-        behind = self._label()
-        if instruction.guard is not None:
-            yield self._leave(behind, Guard(instruction.guard.predicate, not instruction.guard.negated))
-        yield from self._computed(access.address, space, symbol if isinstance(symbol, Variable) else None)
-        if space == "generic":
-            yield from self._of_other_spaces(instruction, access, behind)
-            space = "global"
-        yield from self._call(instruction, access, space, behind)
-        yield Label(behind.name)
-
-    def _leave(self, behind: Name, guard: Guard | None = None) -> Instruction:
-        return Instruction("bra", (), (behind,), guard)
-
-    def _computed(self, address: Address, space: str, symbol: Variable | None) -> Iterator[Statement]:
-        """Yield what computes an address: in shared memory with 32 bits, otherwise with 64."""
-        base, low, made = address.base, self.low, self.address
-        narrow = symbol is not None and symbol.space == "reg" and TYPE_BYTES.get(symbol.type) == 4
-        if space != "shared":
-            if narrow:
-                yield Instruction("cvt", ("u64", "u32"), (made, base))
-            else:
-                yield Instruction("mov", ("u64",), (made, base))
-            if address.offset:
-                yield Instruction("add", ("s64",), (made, made, Int(address.offset)))
+        if access.used == Int(0):
             return
-        wide = symbol is not None and symbol.space == "reg" and not narrow
-        yield Instruction("cvt", ("u32", "u64"), (low, base)) if wide else Instruction("mov", ("u32",), (low, base))
+        number = len(self.sites)
+        self.sites.append(
+            Site(instruction.mnemonic, instruction.position, self._source, access.size_bytes, access.kind)
+        )
+        yield from self._computed(access.address, symbol)
+        size = yield from self._accessed(instruction, access)
+        site: Operand = Int(packed(number, access, shared=space == "shared"))
+        if space == "generic" and "local" in self._converted:
+            yield Instruction("isspacep", ("local",), (self._is_other, self._address))
+            yield Instruction("selp", ("b32",), (self._size, Int(0), size, self._is_other))
+            size = self._size
+        if space == "generic" and "shared" in self._converted:
+            in_shared = Int(packed(number, access, shared=True))
+            yield Instruction("isspacep", ("shared",), (self._is_other, self._address))
+            yield Instruction("cvta", ("to", "shared", "u64"), (self._offset, self._address))
+            yield Instruction("selp", ("b64",), (self._address, self._offset, self._address, self._is_other))
+            yield Instruction("selp", ("b32",), (self._site, in_shared, site, self._is_other))
+            site = self._site
+        yield self._call(number, (self._address, size, site))
+
+    def _computed(self, address: Address, symbol: Variable | None) -> Iterator[Statement]:
+        """Yield what computes an address."""
+        if symbol is not None and symbol.space == "reg" and TYPE_BYTES.get(symbol.type) == 4:
+            yield Instruction("cvt", ("u64", "u32"), (self._address, address.base))
+        else:
+            yield Instruction("mov", ("u64",), (self._address, address.base))
         if address.offset:
-            yield Instruction("add", ("s32",), (low, low, Int(address.offset)))
-        yield Instruction("cvt", ("u64", "u32"), (made, low))
+            yield Instruction("add", ("s64",), (self._address, self._address, Int(address.offset)))
 
-    def _of_other_spaces(self, instruction: Instruction, access: Access, behind: Name) -> Iterator[Statement]:
-        """Yield the checks of a generic address that may be one of local or shared memory."""
-        for space in self.converted:
-            yield Instruction("isspacep", (space,), (self.predicate, self.address))
-            if space == "local":
-                yield self._leave(behind, Guard(self.predicate))
-                continue
-            other = self._label()
-            yield self._leave(other, Guard(self.predicate, negated=True))
-            yield Instruction("cvta", ("to", space, "u64"), (self.address, self.address))
-            yield from self._call(instruction, access, space, behind)
-            yield self._leave(behind)
-            yield Label(other.name)
-
-    def _call(self, instruction: Instruction, access: Access, space: str, behind: Name) -> Iterator[Statement]:
-        """Yield the call of the function that checks an address, unless no byte is accessed."""
+    def _accessed(self, instruction: Instruction, access: Access) -> Generator[Statement, None, Operand]:
+        """Yield what computes how many bytes are accessed, and return that: 0 if the instruction is not executed."""
         size: Operand = Int(access.size_bytes)
         if isinstance(access.used, Int):
             size = access.used
         elif access.used is not None:
-            size = self.low
-            yield Instruction("min", ("u32",), (size, access.used, Int(access.size_bytes)))
-            yield Instruction("setp", ("eq", "u32"), (self.predicate, size, Int(0)))
-            yield self._leave(behind, Guard(self.predicate))
-        if size == Int(0):
-            return
-        number = len(self.sites)
-        source, mnemonic = self.source, instruction.mnemonic
-        self.sites.append(Site(mnemonic, instruction.position, source, space, access.size_bytes, access.kind))
-        params = [Name(f"{self.name}_v{index}") for index in range(3)]
-        values = self.address, size, Int(packed(number, access, space))
+            yield Instruction("min", ("u32",), (self._size, access.used, size))
+            size = self._size
+        guard = instruction.guard
+        if guard is not None:
+            either = (Int(0), size) if guard.negated else (size, Int(0))
+            yield Instruction("selp", ("b32",), (self._size, *either, guard.predicate))
+            size = self._size
+        return size
+
+    def _call(self, number: int, values: Sequence[Operand]) -> Block:
+        """Return the call of the function that checks an access."""
         body: list[Statement] = []
+        params = tuple(Name(f"{self._name}_{number}_{index}") for index in range(3))
         for param, kind, value in zip(params, ("b64", "b32", "b32"), values, strict=True):
             body.append(Variable("param", kind, param.name))
             body.append(Instruction("st", ("param", kind), (Address(param), value)))
-        body.append(Instruction("call", (), (Name(f"{self.name}_access"), Arguments(tuple(params)))))
-        yield Block(tuple(body))
+        body.append(Instruction("call", (), (Name(f"{self._name}_access"), Arguments(params))))
+        return Block(tuple(body))
 
 
 def _is_inside(access: Access, variable: Variable) -> bool:
