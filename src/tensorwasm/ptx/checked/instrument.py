@@ -193,6 +193,8 @@ class _Checks:
 
 def _is_inside(access: Access, variable: Variable) -> bool:
     """Return whether an access to a variable by its name is certain to be right."""
+    if "extern" in variable.linkage:  # dynamic shared memory: of what size, only the launch says
+        return False
     start, align_bytes = access.address.offset, access.align_bytes
     aligned = start % align_bytes == 0 and variable_align(variable) % align_bytes == 0
     return aligned and start >= 0 and start + access.size_bytes <= variable_bytes(variable)
