@@ -160,6 +160,12 @@ def test_what_the_launch_does_not_give_is_not_there_however_large_the_program_ca
         run(shared, "st.shared.u32 [d+32], 7;", before, LaunchConfig((1, 1, 1), (1, 1, 1), 32))
 
 
+def test_dynamic_shared_memory_is_not_there_without_a_variable_of_it(shared):
+    body = ".shared .align 16 .b8 s[16]; mov.u32 %r2, s; st.shared.u32 [%r2+16], 7;"
+    with pytest.raises(KernelFault, match="ends 4 bytes behind the 16 bytes of shared memory"):
+        run(shared, body, config=LaunchConfig((1, 1, 1), (1, 1, 1), 32))
+
+
 def test_offsets_in_shared_memory_are_numbers_of_32_bits(shared):
     body = ".shared .align 16 .b8 s[16]; mov.u32 %r2, s; sub.u32 %r2, %r2, 4; st.shared.u32 [%r2+4], 7;"
     run(shared, body)

@@ -61,7 +61,7 @@ class CheckedLaunch:
         behind, end = self._record_at + RECORD_BYTES, data.address + guarded.data.size_bytes
         variables = (data.address, self._record_at), (behind, end)
         self._ranges = [_Allowed(*each, "the variables of its module") for each in variables if each[0] < each[1]]
-        self._shared = _shared_memory(guarded.shared.program_bytes + shared_bytes)
+        self._shared = _shared_memory(guarded.shared.program_bytes + (shared_bytes if guarded.shared.dynamic else 0))
         for handle, region in core.table.buffers.items():
             end = region.address + region.size_bytes
             self._ranges.append(_Allowed(region.address, end, f"buffer {handle} of {region.size_bytes} bytes"))
