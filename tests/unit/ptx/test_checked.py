@@ -166,6 +166,12 @@ def test_dynamic_shared_memory_is_not_there_without_a_variable_of_it(shared):
         run(shared, body, config=LaunchConfig((1, 1, 1), (1, 1, 1), 32))
 
 
+def test_numbers_as_addresses_in_shared_memory_count_from_what_is_the_systems():
+    module = extract(parse(kernel("st.shared.u32 [1032], 7;")), "k")
+    assert "mov.u64 %__chk_0, 8;" in render(instrument(module, shared_base=1024)[0])
+    assert "mov.u64 %__chk_0, 1032;" in render(instrument(module, shared_base=0)[0])
+
+
 def test_offsets_in_shared_memory_are_numbers_of_32_bits(shared):
     body = ".shared .align 16 .b8 s[16]; mov.u32 %r2, s; sub.u32 %r2, %r2, 4; st.shared.u32 [%r2+4], 7;"
     run(shared, body)

@@ -104,7 +104,7 @@ def guard_program(job: KernelJob, deadline: Deadline) -> GuardedProgram:
     chosen = ptx.select(variants, job.architecture, job.target.ptx_version, lower=True)
     module = ptx.extract(chosen, job.entry, deadline)
     signature = ptx.signature(module, job.entry, deadline)
-    program, sites = instrument(module, deadline) if job.checked else (module, ())
+    program, sites = instrument(module, job.target.shared_base, deadline) if job.checked else (module, ())
     written, kernel = guard_kernel(program, job.target.shared_base, deadline, job.width)
     writable = bool(kernel.data.size_bytes) and ptx.may_write(module, signature.entry, deadline)
     return GuardedProgram(written, _checked_signature(signature, kernel), kernel, writable, sites)

@@ -15,6 +15,7 @@ from typing import TypeGuard
 
 from tensorwasm.ptx.checked.accesses import Access, accesses
 from tensorwasm.ptx.checked.record import Site, helper, packed
+from tensorwasm.ptx.guarded import SHARED_BASE
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_align, variable_bytes
 from tensorwasm.ptx.model import (
     Address,
@@ -36,11 +37,14 @@ from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
 
 
-def instrument(module: Module, deadline: Deadline = NEVER) -> tuple[Module, tuple[Site, ...]]:
+def instrument(
+    module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER
+) -> tuple[Module, tuple[Site, ...]]:
     """Return a module whose accesses are checked, and these accesses.
 
     Args:
         module: of one kernel and what it reaches, as `tensorwasm.ptx.extract` returns it.
+        shared_base: address of the first variable in shared memory on the device.
         deadline: as everywhere in this package.
     """
     name = "__chk"
@@ -49,7 +53,7 @@ def instrument(module: Module, deadline: Deadline = NEVER) -> tuple[Module, tupl
         name += "_"
     files = {item.arguments[0]: item.arguments[1] for item in module.items if _is_file(item)}
     watch = Watch(deadline, "while checks were written into the kernel")
-    checks = _Checks(name, files, frozenset(_converted(module, watch)), watch)
+    checks = _Checks(name, files, frozenset(_converted(module, watch)), shared_base, watch)
     symbols = module_symbols(module, watch)
     items = tuple(checks.function(item, symbols) if isinstance(item, Function) else item for item in module.items)
     return replace(module, items=(*helper(name, deadline).items, *items)), tuple(checks.sites)
@@ -77,15 +81,19 @@ class _Checks:
         name: how the names of checks begin.
         files: of ``.loc``, by their numbers.
         converted: state spaces that generic addresses are made of.
+        shared_base: address of the first variable in shared memory.
         watch: of the deadline.
 
     Attributes:
         sites: what is checked.
     """
 
-    def __init__(self, name: str, files: Mapping[str, str], converted: Container[str], watch: Watch) -> None:
+    def __init__(
+        self, name: str, files: Mapping[str, str], converted: Container[str], shared_base: int, watch: Watch
+    ) -> None:
         self.sites: list[Site] = []
-        self._name, self._files, self._converted, self._watch = name, files, converted, watch
+        self._name, self._files, self._converted = name, files, converted
+        self._shared_base, self._watch = shared_base, watch
         self._source = ""  # file and line of the next instruction
         # What the function is given, where it is not constant; and what that is made of for a generic address.
         self._address, self._size, self._site = (Name(f"%{name}_{index}") for index in range(3))
@@ -140,7 +148,10 @@ class _Checks:
         self.sites.append(
             Site(instruction.mnemonic, instruction.position, self._source, access.size_bytes, access.kind)
         )
-        yield from self._computed(access.address, symbol)
+        address = access.address
+        if space == "shared" and isinstance(address.base, Int):  # what the guard writes counts from the first variable
+            address = Address(Int(address.base.value - self._shared_base), address.offset)
+        yield from self._computed(address, symbol)
         size = yield from self._accessed(instruction, access)
         site: Operand = Int(packed(number, access, shared=space == "shared"))
         if space == "generic" and "local" in self._converted:
