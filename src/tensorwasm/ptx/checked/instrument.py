@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from tensorwasm.ptx.checked.accesses import Access, accesses
 from tensorwasm.ptx.checked.record import Site, helper, packed
@@ -35,6 +35,10 @@ from tensorwasm.ptx.printer import render
 from tensorwasm.ptx.symbols import SymbolTable, module_symbols
 from tensorwasm.values import NEVER, Deadline
 from tensorwasm.watch import Watch
+
+_BOUNDS: Final = frozenset({"maxntid", "reqntid", "minnctapersm", "maxnreg"})
+_EVERY_BLOCK: Final = Directive("maxntid", ("1024", "1", "1"))
+"""Has ptxas use no more registers than blocks of every size leave a thread: checks take some."""
 
 
 def instrument(
@@ -115,7 +119,10 @@ class _Checks:
         table = SymbolTable(symbols)
         for param in (*function.returns, *function.params):
             table.declare(param.name, param)
-        return replace(function, body=(*registers, *self._statements(function.body, table)))
+        body = (*registers, *self._statements(function.body, table))
+        if function.entry and _BOUNDS.isdisjoint(each.name for each in function.directives):
+            return replace(function, directives=(*function.directives, _EVERY_BLOCK), body=body)
+        return replace(function, body=body)
 
     def _statements(self, body: Sequence[Statement], table: SymbolTable) -> Iterator[Statement]:
         for statement in self._watch.over(body):
