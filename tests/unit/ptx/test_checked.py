@@ -17,7 +17,7 @@ from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx import extract, parse, render
-from tensorwasm.ptx.checked import MARK, MAX_RANGES, RECORD_BYTES, Site, instrument, ranges_of, read_report
+from tensorwasm.ptx.checked import MARK, MAX_RANGES, RECORD_BYTES, Site, instrument, new_record, read_report
 from tensorwasm.ptx.checked.record import helper
 from tensorwasm.ptx.model import Position
 from tensorwasm.values import MIB, NEVER, LaunchConfig
@@ -312,6 +312,11 @@ def test_a_check_is_one_call_without_branches():
     assert (len(sites), text.count("call"), text.count("bra ")) == (2, 2, 0)
 
 
+def test_a_kernel_without_accesses_stays_as_it_is():
+    module = extract(parse(kernel("add.u32 %r1, %r0, 1; ld.param.u64 %rd1, [p0];")), "k")
+    assert instrument(module) == (module, ())
+
+
 def test_names_of_the_program_are_avoided():
     module = extract(parse(kernel("ld.param.u64 %rd1, [p0]; __chk: st.global.u32 [%rd1], 1;")), "k")
     written, sites = instrument(module)
@@ -323,7 +328,7 @@ def test_names_of_the_program_are_avoided():
 @given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 1 << 20)), max_size=3 * MAX_RANGES))
 def test_every_range_is_in_the_table(pairs):
     ranges = [(start, start + size) for start, size in pairs]
-    table = ranges_of(ranges)
+    table = new_record(ranges)
     assert len(table) <= RECORD_BYTES
     (count,) = struct.unpack_from("<I", table, 60)
     held = [struct.unpack_from("<QQ", table, 64 + 16 * at) for at in range(count)]

@@ -14,7 +14,7 @@ from tensorwasm.gpu.device.arguments import Argument, HostWindow
 from tensorwasm.gpu.session.core import SessionCore
 from tensorwasm.gpu.state.numbered import SessionStream
 from tensorwasm.gpu.state.resource_table import HeldKernel
-from tensorwasm.ptx.checked import MARK, RECORD_BYTES, AccessReport, Site, ranges_of, read_report
+from tensorwasm.ptx.checked import MARK, RECORD_BYTES, AccessReport, Site, new_record, read_report
 from tensorwasm.values import MIB, Deadline
 
 _log: Final = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class CheckedLaunch:
         self, core: SessionCore, kernel: HeldKernel, windows: Sequence[Argument], shared_bytes: int, deadline: Deadline
     ) -> None:
         guarded, data = kernel.shared.guarded, kernel.data
-        if guarded is None or data is None:
+        if guarded is None or data is None or not guarded.data.image.startswith(MARK):
             raise InternalError("a kernel that checks its accesses has no record")
         self._core, self._kernel, self._deadline = core, kernel, deadline
-        self._record_at = data.address + guarded.data.image.index(MARK)
-        behind, end = self._record_at + RECORD_BYTES, data.address + guarded.data.size_bytes
-        variables = (data.address, self._record_at), (behind, end)
-        self._ranges = [_Allowed(*each, "the variables of its module") for each in variables if each[0] < each[1]]
-        self._shared = _shared_memory(guarded.shared.program_bytes + (shared_bytes if guarded.shared.dynamic else 0))
+        self._record_at = data.address
+        start, end = data.address + RECORD_BYTES, data.address + guarded.data.size_bytes
+        self._ranges = [_Allowed(start, end, "the variables of its module")] if start < end else []
+        size_bytes = guarded.shared.program_bytes + (shared_bytes if guarded.shared.dynamic else 0)
+        self._shared = _Allowed(0, size_bytes, f"the {size_bytes} bytes of shared memory")
         for handle, region in core.table.buffers.items():
             end = region.address + region.size_bytes
             self._ranges.append(_Allowed(region.address, end, f"buffer {handle} of {region.size_bytes} bytes"))
@@ -70,7 +70,7 @@ class CheckedLaunch:
                 end, what = window.address + window.length_bytes, f"a window of {window.length_bytes} bytes"
                 self._ranges.append(_Allowed(window.address, end, what))
         core.work.wait_all(deadline)
-        table = ranges_of([(each.start, each.end) for each in self._ranges], self._shared.end)
+        table = new_record([(each.start, each.end) for each in self._ranges], self._shared.end)
         core.device.write(self._record_at, table, None, deadline)
 
     def wait(self, stream: SessionStream) -> None:
@@ -120,7 +120,3 @@ def _fault(start: int, end: int, allowed: Sequence[_Allowed]) -> str:
     return (
         f"begins {before} bytes before {nearest.what}" if before > 0 else f"ends {behind} bytes behind {nearest.what}"
     )
-
-
-def _shared_memory(size_bytes: int) -> _Allowed:
-    return _Allowed(0, size_bytes, f"the {size_bytes} bytes of shared memory")

@@ -12,6 +12,6 @@ all rows but the first.
 from __future__ import annotations
 
 from tensorwasm.ptx.checked.instrument import instrument
-from tensorwasm.ptx.checked.record import MARK, MAX_RANGES, RECORD_BYTES, AccessReport, Site, ranges_of, read_report
+from tensorwasm.ptx.checked.record import MARK, MAX_RANGES, RECORD_BYTES, AccessReport, Site, new_record, read_report
 
-__all__ = ["MARK", "MAX_RANGES", "RECORD_BYTES", "AccessReport", "Site", "instrument", "ranges_of", "read_report"]
+__all__ = ["MARK", "MAX_RANGES", "RECORD_BYTES", "AccessReport", "Site", "instrument", "new_record", "read_report"]

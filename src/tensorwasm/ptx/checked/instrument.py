@@ -44,7 +44,7 @@ _EVERY_BLOCK: Final = Directive("maxntid", ("1024", "1", "1"))
 def instrument(
     module: Module, shared_base: int = SHARED_BASE, deadline: Deadline = NEVER
 ) -> tuple[Module, tuple[Site, ...]]:
-    """Return a module whose accesses are checked, and these accesses.
+    """Return a module whose accesses are checked, and these accesses; the module as it is if there are none.
 
     Args:
         module: of one kernel and what it reaches, as `tensorwasm.ptx.extract` returns it.
@@ -60,6 +60,8 @@ def instrument(
     checks = _Checks(name, files, frozenset(_converted(module, watch)), shared_base, watch)
     symbols = module_symbols(module, watch)
     items = tuple(checks.function(item, symbols) if isinstance(item, Function) else item for item in module.items)
+    if not checks.sites:
+        return module, ()
     return replace(module, items=(*helper(name, deadline).items, *items)), tuple(checks.sites)
 
 

@@ -14,7 +14,7 @@ from tensorwasm.values import Deadline
 
 MAX_RANGES: Final = 1024
 MARK: Final = b"tensor-wasm-chk\0"
-"""Begins the record: a host finds it among the module's variables by this."""
+"""Begins the record, which is the first of the module's variables."""
 _REPORT: Final = struct.Struct("<16sIIQ6I")
 """Mark, bytes of the access that is reported (0: none), what `packed` says of it, address, block and thread."""
 _BOUNDS: Final = struct.Struct("<II")
@@ -108,13 +108,13 @@ def packed(site: int, access: Access, *, shared: bool) -> int:
     return site | (access.align_bytes - 1) << _MASK_AT | (_SHARED_BIT if shared else 0)
 
 
-def ranges_of(ranges: Sequence[tuple[int, int]], shared_bytes: int = 0) -> bytes:
-    """Return the record with nothing reported: accesses have to lie in one of the ranges, of start and end.
+def new_record(ranges: Sequence[tuple[int, int]], shared_bytes: int = 0) -> bytes:
+    """Return what a record begins with, as far as it is used: nothing reported, and where accesses have to lie.
 
     Ranges that touch are one; if they are more than `MAX_RANGES`, the last ones reach over what is between them.
 
     Args:
-        ranges: of global memory.
+        ranges: of global memory, each its start and end.
         shared_bytes: what a block has of shared memory.
     """
     merged: list[tuple[int, int]] = []
