@@ -146,7 +146,7 @@ class _Checks:
         base = access.address.base
         found = table.find(base.name) if isinstance(base, Name) else None
         symbol = found if isinstance(found, Variable) else None
-        space: str = access.space
+        space = access.space
         if symbol is not None and symbol.space != "reg":
             space = symbol.space
             if space not in ("global", "shared") or _is_inside(access, symbol):
@@ -215,6 +215,6 @@ def _is_inside(access: Access, variable: Variable) -> bool:
     """Return whether an access to a variable by its name is certain to be right."""
     if "extern" in variable.linkage:  # dynamic shared memory: of what size, only the launch says
         return False
-    start, align_bytes = access.address.offset, access.align_bytes
-    aligned = start % align_bytes == 0 and variable_align(variable) % align_bytes == 0
-    return aligned and start >= 0 and start + access.size_bytes <= variable_bytes(variable)
+    start, size_bytes = access.address.offset, access.size_bytes
+    is_aligned = start % size_bytes == 0 and variable_align(variable) % size_bytes == 0
+    return is_aligned and 0 <= start <= variable_bytes(variable) - size_bytes

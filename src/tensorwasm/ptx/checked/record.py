@@ -105,7 +105,7 @@ def packed(site: int, access: Access, *, shared: bool) -> int:
 
     A text has less than 2**24 accesses, since it has at most 2**23 bytes.
     """
-    return site | (access.align_bytes - 1) << _MASK_AT | (_SHARED_BIT if shared else 0)
+    return site | (access.size_bytes - 1) << _MASK_AT | (_SHARED_BIT if shared else 0)
 
 
 def new_record(ranges: Sequence[tuple[int, int]], shared_bytes: int = 0) -> bytes:
