@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -253,6 +254,18 @@ st.global.v2.u32 [%rd1], {%r1, %r2};"""
 def test_variables_of_the_module_may_be_accessed(shared):
     body = "mov.u64 %rd2, v; ld.global.u32 %r1, [%rd2+4]; ld.global.u32 %r2, [v]; st.global.v2.u32 [%rd1], {%r1, %r2};"
     assert WORDS.unpack_from(run(shared, body, ".global .align 8 .u32 v[2] = {3, 4};")) == (4, 3)
+
+
+@pytest.mark.parametrize(("at", "words"), [(0, None), (8, "ends 4 bytes behind the variables of another kernel, k")])
+def test_variables_of_another_kernel_may_be_accessed_through_a_pointer(shared, at, words):
+    first = kernel("ld.param.u64 %rd1, [p0]; mov.u64 %rd2, v; st.global.u64 [%rd1], %rd2;", before=".global .u32 v[2];")
+    second = kernel(f"ld.param.u64 %rd1, [p0]; ld.global.u64 %rd2, [%rd1];\nst.global.u32 [%rd2+{at}], 7;")
+    with shared.open_session("ann") as session:
+        own = session.buffers.allocate(SIZE_BYTES)
+        first, second = (session.kernels.load(each.encode(), "k", NEVER) for each in (first, second))
+        session.kernels.launch(first, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
+        with pytest.raises(KernelFault, match=words) if words else nullcontext():
+            session.kernels.launch(second, ONE, lambda: [BufferOffset(own, 0)], None, NEVER)
 
 
 def test_functions_are_checked(shared):

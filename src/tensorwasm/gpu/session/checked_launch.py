@@ -58,8 +58,10 @@ class CheckedLaunch:
             raise InternalError("a kernel that checks its accesses has no record")
         self._core, self._kernel, self._deadline = core, kernel, deadline
         self._record_at = data.address
-        start, end = data.address + RECORD_BYTES, data.address + guarded.data.size_bytes
-        self._ranges = [_Allowed(start, end, "the variables of its module")] if start < end else []
+        self._ranges = list[_Allowed]()
+        for held in core.table.kernels.values():  # a kernel may have left the address of a variable to this one
+            whose = "its module" if held is kernel else f"another kernel, {held.shared.entry}"
+            self._ranges += _variables(held, whose)
         size_bytes = guarded.shared.program_bytes + (shared_bytes if guarded.shared.dynamic else 0)
         self._shared = _Allowed(0, size_bytes, f"the {size_bytes} bytes of shared memory")
         for handle, region in core.table.buffers.items():
@@ -120,3 +122,12 @@ def _fault(start: int, end: int, allowed: Sequence[_Allowed]) -> str:
     return (
         f"begins {before} bytes before {nearest.what}" if before > 0 else f"ends {behind} bytes behind {nearest.what}"
     )
+
+
+def _variables(kernel: HeldKernel, whose: str) -> list[_Allowed]:
+    """Return where the variables of a kernel's module are, if there are some."""
+    guarded, data = kernel.shared.guarded, kernel.data
+    if guarded is None or data is None:
+        return []
+    start, end = data.address + RECORD_BYTES * bool(kernel.shared.sites), data.address + guarded.data.size_bytes
+    return [_Allowed(start, end, f"the variables of {whose}")] if start < end else []
