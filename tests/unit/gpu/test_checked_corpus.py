@@ -92,14 +92,15 @@ def test_results_are_the_same_to_the_bit(devices, case):
     assert plain == checked
 
 
-def test_what_is_accepted_guarded_is_accepted_checked():
+@pytest.mark.parametrize("width", ["narrow", "wide"])
+def test_what_is_accepted_guarded_is_accepted_checked(width):
     accepted = 0
     for path in sorted(FOLDER.glob("c*/*.ptx")):
         for variant in ptx.parse_variants(path.read_text(encoding="ascii")):
             for entry in variant.kernels():
                 extracted = ptx.extract(variant, entry.name)
                 try:
-                    guard_kernel(instrument(extracted)[0])
+                    guard_kernel(instrument(extracted)[0], width=width)
                     accepted += 1
                 except UnsupportedPtx:
                     assert path.stem in REFUSED

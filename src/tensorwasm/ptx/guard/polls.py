@@ -193,6 +193,8 @@ class _Charging:
         if first >= at or at in self._turns.loops:
             return False
         amount = min(self._work(first, at), FUEL)
+        if FUEL // 2 < self._forward.amount <= amount < self._forward.amount + _TEMPLATES:
+            amount = min(amount + _TEMPLATES, FUEL)  # or the verifier may see more on the way here than is counted
         if branch.opcode == "brx":
             self._count(amount)
             return False
