@@ -70,6 +70,8 @@ WRONG = {
     "st.shared.u32 [%r1+64], 7;": "a store of 4 bytes at offset 64, ends 4 bytes behind the 64 bytes of shared memory",
     "ld.shared.v4.u32 {%r2, %r3, %r4, %r5}, [%r1+8];": "a load of 16 bytes at offset 8, is not aligned",
     "ld.u32 %r2, [%rd3+64];": "a load of 4 bytes at offset 64, ends 4 bytes behind the 64 bytes of shared memory",
+    # A GPU has shared memory of the system's before the first variable, the emulator has none.
+    "ld.u32 %r2, [%rd3+-4];": "begins 4 bytes before the 64 bytes of shared memory|is far from all",
     "cp.async.ca.shared.global [%r1], [%rd1+64], 16;": "a load of 16 bytes.*, ends 16 bytes behind buffer 1",
     "atom.global.add.u32 %r2, [%rd1+64], 1;": "an atomic operation of 4 bytes.*, ends 4 bytes behind buffer 1",
     "red.global.add.noftz.f16x2 [%rd1+2], %r2;": "an atomic operation of 4 bytes.*, is not aligned, in buffer 1",
@@ -108,6 +110,14 @@ def test_what_is_wrong_with_an_access_is_said(session, access, words):
 
 def test_accesses_that_are_right_are_made(session):
     assert launch(session, forms(RIGHT))[56:] == b"\7\0\0\0\4\0\0\0"
+
+
+def test_numbers_are_addresses_in_shared_memory(session, device):
+    at = device.shared_base
+    body = "st.shared.u32 [{}], 7; ld.shared.u32 %r2, [%r1+60]; st.global.u32 [%rd1], %r2;"
+    assert launch(session, forms(body.format(at + 60)))[:4] == b"\7\0\0\0"
+    with pytest.raises(KernelFault, match="at offset 64, ends 4 bytes behind the 64 bytes of shared memory"):
+        launch(session, forms(body.format(at + 64)))
 
 
 def test_a_window_may_be_accessed_to_its_end(session):

@@ -21,8 +21,8 @@ _log: Final = logging.getLogger(__name__)
 
 _FAR_BYTES: Final = 1024 * MIB
 """A distance that says nothing about what went wrong."""
-_SIGN: Final = 1 << 31
-"""What is added to offsets in shared memory, of 32 bits, to tell those before it."""
+_OFFSETS: Final = 1 << 32
+"""How many offsets in shared memory there are; the greater half of them is before the first variable."""
 _KINDS: Final = {"load": "a load", "store": "a store", "atomic": "an atomic operation"}
 
 
@@ -35,7 +35,7 @@ class _Allowed(NamedTuple):
 
 
 class CheckedLaunch:
-    """One launch of such a kernel, which is told when this is made what it may access.
+    """A launch of a kernel that checks its accesses. Making it writes into the kernel's record what it may access.
 
     Args:
         core: of its session, whose lock is held.
@@ -100,7 +100,7 @@ class CheckedLaunch:
         where = f"{line}, block {report.block}, thread {report.thread}"
         at, place = report.address, ""
         if report.shared:
-            at = (at + _SIGN) % (2 * _SIGN) - _SIGN
+            at -= _OFFSETS if at >= _OFFSETS // 2 else 0
             place = f" at offset {at}"
         elif self._core.device.info.kind == "cuda":  # on the emulator it is one of this process, which no message shows
             place = f" at {at:#x}"
