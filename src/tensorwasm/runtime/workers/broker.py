@@ -118,6 +118,8 @@ class WorkerBroker:
             link, _ = self._listener.accept()
         except OSError as error:  # it has gone again, or there are no descriptors left
             _log.warning("a front cannot connect: %s", error)
+            if self._callers:
+                self._drop(next(iter(self._callers)))
             time.sleep(_RETRY_S)  # it is asked again and again until that works
             return
         link.setblocking(False)

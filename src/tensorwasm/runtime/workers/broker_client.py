@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tensorwasm.values import Isolation
 MAX_LINE_BYTES: Final = 64 << 10
 ANSWER_S: Final = 10.0
 """What either side waits for the other's line."""
+_LEAST_S: Final = 0.001
 
 
 class BrokerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,17 +61,27 @@ class BrokerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _replies: Final = msgspec.json.Decoder(BrokerReply)
 
 
+def receive_part(link: socket.socket) -> tuple[bytes, list[int]]:
+    """Return what came of a line, nothing at its end, and the descriptors with it, which no other program inherits."""
+    data, descriptors, _, _ = socket.recv_fds(link, MAX_LINE_BYTES, 1)
+    for each in descriptors:
+        os.set_inheritable(each, False)  # `recv_fds` leaves its flags out, MSG_CMSG_CLOEXEC among them
+    return data, descriptors
+
+
 def read_line(link: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a line without its end, and the descriptors that came with it.
+    """Return a line without its end, and the descriptors that came with it. It has `ANSWER_S` to come.
 
     Raises:
         OSError: the other side has gone, is late, or sends no line.
     """
     data, part = b"", b" "
     descriptors: list[int] = []
+    ends_s = time.monotonic() + ANSWER_S
     try:
         while part and not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES:
-            part, came, _, _ = socket.recv_fds(link, MAX_LINE_BYTES, 1)
+            link.settimeout(max(_LEAST_S, ends_s - time.monotonic()))
+            part, came = receive_part(link)
             data, descriptors = data + part, descriptors + came
     except OSError:
         close_all(descriptors)
