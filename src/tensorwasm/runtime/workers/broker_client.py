@@ -20,7 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.runtime.workers.frames import PROTOCOL, FailedFrame
+from tensorwasm.runtime.workers.frames import PROTOCOL, BrokenFrame, FailedFrame
 from tensorwasm.runtime.workers.outcomes import rebuild_error
 from tensorwasm.values import Isolation
 
@@ -159,11 +159,12 @@ class BrokerClient:
             raise DeviceUnavailable(
                 f"no broker answers at {self._path} ({error.strerror or error}); start one with `tensor-wasm broker`"
             ) from None
-        with suppress(msgspec.MsgspecError, UnicodeError):
+        with suppress(msgspec.MsgspecError, UnicodeError, BrokenFrame):
             reply = _replies.decode(line)
             if reply.failure is None:
                 return reply, descriptors
+            refusal = rebuild_error(reply.failure)
             close_all(descriptors)
-            raise rebuild_error(reply.failure)
+            raise refusal
         close_all(descriptors)
         raise DeviceUnavailable(f"what answers at {self._path} is no broker of this release")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.runtime.executor.local import PLACES
+from tensorwasm.runtime.workers.frames import PROTOCOL, SetupFrame
 from tensorwasm.runtime.workers.kernels.service import Done
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.process import PROGRAM, Patience
@@ -28,6 +29,20 @@ class WorkerOptions:
     patience: Patience = Patience()  # noqa: RUF009 - immutable
     backoff: Backoff = Backoff()  # noqa: RUF009 - immutable
     program: Sequence[str] = PROGRAM  # what Python runs
+
+    def setup(self, *, asks: bool, jit: bool) -> SetupFrame:
+        """Return what a process is told first."""
+        return SetupFrame(
+            protocol=PROTOCOL,
+            device=self.device,
+            multiprocessors=self.multiprocessors,
+            place=(self.place.unit, self.place.before) if self.place is not None else None,
+            asks=asks,
+            jit=jit,
+            isolation=self.isolation,
+            places=self.places,
+            beat_s=self.patience.beat_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

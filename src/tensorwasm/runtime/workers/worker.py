@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
@@ -24,7 +25,7 @@ from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.frames import PROTOCOL, AskFrame, FailedFrame, ReadyFrame, SetupFrame, UnfitFrame
+from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
@@ -194,7 +195,7 @@ class Worker:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
+        with self._lock, contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
             self._waker.send(b"\0")
 
     # From here on everything is the keeper's.
@@ -218,11 +219,15 @@ class Worker:
             wake_at_s = min(self.lifecycle.starts_at_s, self._expire(now_s))
             if self.lifecycle.over or now_s >= self.lifecycle.starts_at_s:
                 return
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._woken, selectors.EVENT_READ)
-                selector.select(max(0.0, wake_at_s - now_s))
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(4096)
+            self._pause(wake_at_s - now_s)
+
+    def _pause(self, longest_s: float) -> None:
+        """Wait until there is something to do."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.select(max(0.0, longest_s))
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
 
     def _live(self) -> None:
         """Start a process and talk to it until it has ended."""
@@ -233,21 +238,10 @@ class Worker:
         except TensorWasmError as error:
             self._conclude((), Ending(f"did not start: {error.message}", blamed=False))
             return
-        setup = (
-            None
-            if self._connector
-            else SetupFrame(
-                protocol=PROTOCOL,
-                device=options.device,
-                multiprocessors=options.multiprocessors,
-                place=(options.place.unit, options.place.before) if options.place is not None else None,
-                asks=self._notices.compile is not None and options.isolation == "guarded",
-                jit=self.tenant is not None,
-                isolation=options.isolation,
-                places=options.places,
-                beat_s=options.patience.beat_s,
-            )
-        )
+        if process is None:
+            return
+        asks = self._notices.compile is not None and options.isolation == "guarded"
+        setup = None if self._connector else options.setup(asks=asks, jit=self.tenant is not None)
         self._pid = process.pid
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
         while self._joining:
@@ -258,10 +252,32 @@ class Worker:
         self._answered += talk.answered
         self._conclude(tuple(talk.flights.values()), ending)
 
-    def _open(self) -> WorkerProcess:
+    def _open(self) -> WorkerProcess | None:
+        """Return a process to talk to, None if none is wanted any more."""
         if self._connector is not None:
-            return self._connector()
+            return self._dial(self._connector)
         return Process.spawn(self._options.program, make_environment(os.environ, self._options.pipes))
+
+    def _dial(self, connector: Connector) -> WorkerProcess | None:
+        """Connect on another thread, because a broker may take its time: deadlines and orders are kept meanwhile."""
+        connected: Future[WorkerProcess] = Future()
+
+        def dial() -> None:
+            try:
+                connected.set_result(connector())
+            except Exception as error:  # noqa: BLE001 - raised below
+                connected.set_exception(error)
+            self._wake()
+
+        threading.Thread(target=dial, name="tensorwasm-dial", daemon=True).start()
+        while not connected.done():
+            now_s = time.monotonic()
+            self._pause(self._expire(now_s) - now_s)
+            self._obey(None)
+            if self.lifecycle.state is State.DRAINING:
+                connected.add_done_callback(_end_unwanted)
+                return None
+        return connected.result()
 
     def ready(self, info: ReadyFrame) -> None:
         """Note that the process takes requests. For the conversation."""
@@ -375,3 +391,8 @@ class Worker:
             link.close()
         for flight in refused:
             flight.end(self.refusal())
+
+
+def _end_unwanted(connected: Future[WorkerProcess]) -> None:
+    if connected.exception() is None:
+        connected.result().end()
