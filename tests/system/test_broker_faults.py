@@ -14,7 +14,20 @@ from oracles.leftovers import Before
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.broker_client import ANSWER_S
-from tensorwasm.runtime.workers.lifecycle import Backoff
+from tensorwasm.runtime.workers.frames import (
+    PROTOCOL,
+    TO_WORKER,
+    AskFrame,
+    AskPartFrame,
+    InvokeFrame,
+    ReadyFrame,
+    Splitter,
+    TurnEndFrame,
+    UnfitFrame,
+    WishFrame,
+    encode,
+)
+from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 
@@ -93,3 +106,43 @@ def test_a_broker_that_answers_what_nobody_understands_is_asked_again(tmp_path):
         ticket = front.submit(Request(module=GUEST, export="seven", deadline_s=1.0))
         assert all(answers.acquire(timeout=SOON_S) for _ in range(3))
         assert isinstance(ticket.exception(SOON_S), InvokeTimeout)
+
+
+READY = ReadyFrame(PROTOCOL, "0", "emulator", 0, "false", (9, 0), (9, 0), 1 << 30, 1, 1 << 10, True, "", 1024, "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (UnfitFrame("device_unavailable", "there is no such device"),),
+        (READY, READY),
+        (READY, WishFrame({"ann": 1})),
+        (READY, TurnEndFrame(1)),
+        (READY, AskFrame(7, "ann", "k", (9, 0), "narrow", 8)),
+        (READY, AskPartFrame(7, b"x")),
+    ],
+    ids=["unfit", "ready twice", "a wish", "the end of a turn", "an ask", "a part of one"],
+)
+def test_what_a_worker_may_say_to_its_parent_alone_ends_a_fronts_connection(tmp_path, said):
+    path, cut_off = tmp_path / "broker.sock", threading.Semaphore(0)
+
+    def answer(link):
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(link, [json.dumps(REPLY).encode() + b"\n"], [theirs.fileno()])
+            ours.sendall(encode(said[0]))
+            splitter = Splitter(TO_WORKER)
+            while data := ours.recv(1 << 16):
+                for frame in splitter.feed(data):
+                    if isinstance(frame, InvokeFrame):
+                        ours.sendall(b"".join(map(encode, said[1:])))
+        cut_off.release()
+
+    with false_broker(path, answer), WorkerExecutor(broker=path, options=QUICK) as front:
+        front.submit(SEVEN)
+        assert cut_off.acquire(timeout=SOON_S)
+        later = front.submit(SEVEN)
+        assert cut_off.acquire(timeout=SOON_S)
+        assert all(worker.state is not State.FAILED for worker in front.workers())
+    assert later.done()

@@ -55,6 +55,8 @@ _KEPT_ERRORS_BYTES: Final = 4 << 10
 _EXIT_S: Final = 1.0
 _MODULE_BYTES: Final = 256 << 20
 _MODULES: Final = 32
+_TO_PARENT: Final = (UnfitFrame, WishFrame, TurnEndFrame, AskFrame, AskPartFrame)
+"""What no front is told: it compiles no kernels and gives no turns."""
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class Conversation:
         self.charges: dict[str, tuple[int, int]] = {}
         self.answered = 0
         self._process = process
+        self._front = setup is None
         self._owner = owner
         self._waker = waker
         self._patience = patience
@@ -252,6 +255,8 @@ class Conversation:
     def _take(self, frame: WorkerFrame) -> None:
         if not self.introduced and not isinstance(frame, ReadyFrame | UnfitFrame):
             raise BrokenFrame(f"a {type(frame).__name__} before it was ready")
+        if self._front and isinstance(frame, _TO_PARENT):
+            raise BrokenFrame(f"a {type(frame).__name__}, which is for its parent")
         _HANDLERS[type(frame)](self, frame)
 
     def _take_ready(self, frame: ReadyFrame) -> None:
