@@ -134,6 +134,8 @@ class Counter:
             if call.ticket is not None:
                 call.ticket.stop()
         self._answers.shutdown(wait=False)
+        self._blobs.clear()  # this is part of cycles, and they are collected seldom
+        self._incoming.clear()
 
     def start_beat(self, every_s: float, stopped: threading.Event) -> None:
         """Tell the other end every few seconds that this process lives, until stopped or it has gone."""
@@ -221,6 +223,8 @@ class Counter:
             call.window.add(frame.parts)
 
     def _invoke(self, frame: InvokeFrame) -> None:
+        if frame.request in self._calls:
+            raise BrokenFrame(f"the request {frame.request} is under way")
         try:
             request = self._request(frame)
         except KeyError as error:
@@ -229,8 +233,17 @@ class Counter:
         self._host.note_weight(request.tenant, request.weight)
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
         call = self._calls[frame.request] = _RunningCall(frame, OutputWindow(ends))
-        call.ticket = self._host.executor.submit(request, self._listener(call) if frame.stream else None)
+        call.ticket = self._submit(request, self._listener(call) if frame.stream else None)
         call.ticket.add_done_callback(partial(self._ended, call))
+
+    def _submit(self, request: Request, listener: Listener | None) -> PendingInvocation:
+        """Have a call made; one that is refused has that as its outcome."""
+        try:
+            return self._host.executor.submit(request, listener)
+        except TensorWasmError as error:
+            refused = PendingInvocation()
+            refused.settle(error)
+            return refused
 
     def _request(self, frame: InvokeFrame) -> Request:
         return Request(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -60,8 +59,8 @@ class OutputWindow:
 
     def take(self) -> bool:
         """Wait until a part may be sent; return whether it is still wanted, or raise `InvokeTimeout`."""
-        left_s = self._deadline.remaining_s()
-        if not self._room.acquire(timeout=None if math.isinf(left_s) else left_s) and not self._closed:
+        left_s = min(self._deadline.remaining_s(), threading.TIMEOUT_MAX / 2)  # an acquire adds it to the time
+        if not self._room.acquire(timeout=left_s) and not self._closed:
             raise InvokeTimeout("the deadline passed while the guest's output was not read")
         if self._closed:
             self._room.release()  # nor does the next one wait
