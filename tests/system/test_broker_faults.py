@@ -11,10 +11,13 @@ import pytest
 from wasmtime import wat2wasm
 
 from oracles.leftovers import Before
-from tensorwasm.errors import CapacityExhausted, InvokeTimeout
+from tensorwasm.errors import CapacityExhausted, DeviceFault, InvokeTimeout
+from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers.broker_client import ANSWER_S
+from tensorwasm.runtime.workers.broker import WorkerBroker
+from tensorwasm.runtime.workers.broker_client import ANSWER_S, BrokerClient
 from tensorwasm.runtime.workers.frames import (
+    FROM_WORKER,
     PROTOCOL,
     TO_WORKER,
     AskFrame,
@@ -35,8 +38,18 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="work
 
 SOON_S = 60
 QUICK = WorkerOptions(backoff=Backoff(first_s=0.01, longest_s=0.05))
-GUEST = bytes(wat2wasm('(module (func (export "seven") (result i32) (i32.const 7)))'))
+ROOT = Path(__file__).resolve().parents[2]
+GUEST = bytes(
+    wat2wasm("""(module
+  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "seven") (result i32) (i32.const 7))
+  (func (export "flood") (loop (br_if 0 (i32.eqz (call $emit (i32.const 0) (i32.const 65536)))))))""")
+)
+MATMUL = (ROOT / "examples/matmul/matmul.wasm").read_bytes()
 SEVEN = Request(module=GUEST, export="seven", tenant="ann")
+FLOOD = Request(module=GUEST, export="flood", tenant="ann")
+BREAKING = Request(module=MATMUL, tenant="bob", grants=Grants(cuda=True))
 REPLY = {"devices": ["emulator"], "isolation": "guarded"}
 
 
@@ -146,3 +159,47 @@ def test_what_a_worker_may_say_to_its_parent_alone_ends_a_fronts_connection(tmp_
         assert cut_off.acquire(timeout=SOON_S)
         assert all(worker.state is not State.FAILED for worker in front.workers())
     assert later.done()
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """The socket of a broker whose device a call of `BREAKING` breaks, and its executor."""
+    program = (str(ROOT / "tests/fakes/worker.py"), "faulty")
+    options = WorkerOptions(program=program, backoff=QUICK.backoff)
+    with (
+        WorkerExecutor("emulator", isolation="guarded", options=options) as owner,
+        WorkerBroker(owner, tmp_path / "broker.sock"),
+    ):
+        yield tmp_path / "broker.sock", owner
+
+
+def flood(executor, lost):
+    """Have a guest without a device run until the device is lost; return its ticket once it does."""
+    begun = threading.Event()
+    ticket = executor.submit(FLOOD, lambda *_: begun.set() or not lost.is_set())
+    assert begun.wait(SOON_S)
+    return ticket
+
+
+def test_a_fronts_call_without_a_device_ends_well_beside_one_that_breaks_it(broken):
+    path, _ = broken
+    lost = threading.Event()
+    with WorkerExecutor(broker=path, options=QUICK) as front, WorkerExecutor(broker=path, options=QUICK) as other:
+        unharmed = flood(other, lost)
+        assert isinstance(front.submit(BREAKING).exception(SOON_S), DeviceFault)
+        lost.set()
+        assert unharmed.result(SOON_S).export == "flood"
+        assert [each.submit(SEVEN).result(SOON_S).values for each in (front, other)] == [(7,), (7,)]
+
+
+def test_a_front_that_comes_while_a_device_is_lost_is_given_the_next_one(broken):
+    path, owner = broken
+    lost = threading.Event()
+    unharmed, before = flood(owner, lost), owner.workers()[0].pid
+    assert isinstance(owner.submit(BREAKING).exception(SOON_S), DeviceFault)
+    with BrokerClient(path).connect(0, long=False).link as link:
+        link.settimeout(SOON_S)
+        lost.set()
+        (ready, *_) = Splitter(FROM_WORKER).feed(link.recv(1 << 16))
+        assert ready.pid != before
+    assert unharmed.result(SOON_S).export == "flood"

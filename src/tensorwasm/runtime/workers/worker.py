@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
@@ -36,9 +37,7 @@ _LONGEST_WAIT_S: Final = 3600.0
 
 _log = logging.getLogger(__name__)
 
-
 _UNHEARD: Final = Notices()
-
 Connector = Callable[[], WorkerProcess]
 
 
@@ -148,8 +147,14 @@ class Worker:
         with self._lock:
             if not self.lifecycle.takes:
                 raise self.refusal()
-            self._orders.append(lambda talk: self._joining.append(link) if talk is None else talk.admit(link))
+            self._orders.append(partial(self._join, link))
         self._wake()
+
+    def _join(self, link: socket.socket, talk: Conversation | None) -> None:
+        if talk is None or self.lifecycle.state is State.DRAINING:
+            self._joining.append(link)  # for the next process, if one follows
+        else:
+            talk.admit(link)
 
     def drain(self, limit_s: float, *, replace: bool = False) -> None:
         """Let it finish what it has within the limit, and leave, or be replaced; returns at once."""
@@ -275,7 +280,7 @@ class Worker:
             self._pause(self._expire(now_s) - now_s)
             self._obey(None)
             if self.lifecycle.state is State.DRAINING:
-                connected.add_done_callback(_end_unwanted)
+                connected.add_done_callback(lambda done: done.exception() or done.result().end())
                 return None
         return connected.result()
 
@@ -391,8 +396,3 @@ class Worker:
             link.close()
         for flight in refused:
             flight.end(self.refusal())
-
-
-def _end_unwanted(connected: Future[WorkerProcess]) -> None:
-    if connected.exception() is None:
-        connected.result().end()

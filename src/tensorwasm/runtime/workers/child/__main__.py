@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     counter.start_beat(setup.beat_s, stopped)
     for frame in frames:
         if isinstance(frame, StopFrame):
+            server.finish()
             break
         counter.take(frame)
     stopped.set()

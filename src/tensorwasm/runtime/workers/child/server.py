@@ -60,6 +60,7 @@ class WorkerServer:
         self._ready = ready
         self._beat_s = beat_s
         self._lock = threading.Lock()
+        self._fewer = threading.Condition(self._lock)
         self._counters: tuple[Counter, ...] = ()
         self._told_s: dict[str, float] = {}
         self._wishing = threading.Lock()
@@ -106,7 +107,16 @@ class WorkerServer:
     def _close(self, counter: Counter) -> None:
         with self._lock:
             self._counters = tuple(each for each in self._counters if each is not counter)
+            self._fewer.notify_all()
         counter.close()
+
+    def finish(self) -> None:
+        """Wait until the fronts have gone if the device is lost: they were told, and take their calls' outcomes first.
+
+        The parent ends a process that takes too long.
+        """
+        with self._fewer:
+            self._fewer.wait_for(lambda: not self._sickness or len(self._counters) < 2)
 
     def _serve(self, link: socket.socket) -> None:
         """Serve a front until it goes, has what it sends refused, or takes nothing."""
@@ -116,6 +126,8 @@ class WorkerServer:
         counter = self._open(line, None, front=True)
         try:
             line.send(self._ready)
+            if self._sickness:
+                counter.tell_sickness(self._sickness)
             counter.start_beat(self._beat_s, stopped)
             for frame in line.receive():
                 if isinstance(frame, StopFrame):
