@@ -1,11 +1,9 @@
 """Several processes that share the workers of one: a broker hands out connections, and each front's end is its own."""
 
-import json
 import os
 import select
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -20,12 +18,12 @@ from wasmtime import wat2wasm
 from neighbours import deploy
 from oracles.leftovers import Before
 from servers import running_server
-from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvalidArgs, InvokeTimeout
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import frames
 from tensorwasm.runtime.workers.broker import WorkerBroker
-from tensorwasm.runtime.workers.broker_client import MAX_LINE_BYTES, BrokerClient
+from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.flight import make_invoke
 from tensorwasm.runtime.workers.frames import (
     FROM_WORKER,
@@ -116,7 +114,9 @@ def pid_of(executor):
 
 def connect(path, *, long=False):
     """Return a connection to a worker, blocking, and what it says first."""
-    link = BrokerClient(path).connect(0, long=long).link
+    worker = BrokerClient(path).connect(0, long=long)
+    worker.broker.close()
+    link = worker.link
     link.setblocking(True)
     link.settimeout(SOON_S)
     splitter = Splitter(FROM_WORKER)
@@ -303,113 +303,12 @@ def test_a_front_without_a_broker_says_how_to_start_one(tmp_path):
         WorkerExecutor(broker=tmp_path / "broker.sock")
 
 
-def test_the_socket_is_its_users_alone_and_one_brokers(owner, path):
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    with pytest.raises(InvalidArgs, match="another broker"):
-        WorkerBroker(owner, path)
-    assert BrokerClient(path).describe().devices == ("emulator",)
-
-
-def test_what_a_broker_left_that_was_killed_is_replaced(owner, tmp_path):
-    path = tmp_path / "broker.sock"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
-    with WorkerBroker(owner, path):
-        assert BrokerClient(path).describe().devices == ("emulator",)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("at", ["file", "file/b", "folder", "x" * 200, "x" * 300])
-def test_a_broker_that_cannot_listen_says_so_and_removes_nothing(owner, tmp_path, at):
-    (tmp_path / "file").write_text("kept")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(InvalidArgs, match=str(tmp_path)):
-        WorkerBroker(owner, tmp_path / at)
-    assert (tmp_path / "file").read_text() == "kept"
-    assert (tmp_path / "folder").is_dir()
-
-
-def test_of_brokers_that_begin_at_one_path_one_listens(owner, tmp_path):
-    path, together = tmp_path / "broker.sock", threading.Barrier(8)
-
-    def begin(_):
-        together.wait()
-        try:
-            return WorkerBroker(owner, path)
-        except InvalidArgs:
-            return None
-
-    with ThreadPoolExecutor(8) as threads:
-        (made,) = filter(None, threads.map(begin, range(8)))
-    with made:
-        assert BrokerClient(path).describe().devices == ("emulator",)
-    assert not path.exists()
-
-
-def test_the_socket_of_another_program_is_left_to_it_although_it_accepts_nobody(owner, tmp_path):
-    path = tmp_path / "broker.sock"
-    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as first:
-        other.bind(str(path))
-        other.listen(0)
-        first.connect(str(path))
-        with pytest.raises(InvalidArgs, match="no broker can listen"):
-            WorkerBroker(owner, path)
-        assert path.is_socket()
-
-
-def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
-    with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
-        WorkerBroker(executor, tmp_path / "broker.sock")
-
-
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [
-        (b"GET / HTTP/1.1", "invalid_args"),
-        (b"[" * 10_000, "invalid_args"),
-        (json.dumps({"protocol": PROTOCOL, "device": 7}).encode(), "invalid_args"),
-        (json.dumps({"protocol": PROTOCOL, "device": -1}).encode(), "invalid_args"),
-        (json.dumps({"protocol": PROTOCOL, "more": 1}).encode(), "invalid_args"),
-        (json.dumps({"protocol": PROTOCOL - 1}).encode(), "invalid_args"),
-    ],
-)
-def test_a_request_that_is_none_is_refused(path, line, kind):
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(path))
-        link.sendall(line + b"\n")
-        assert json.loads(link.makefile().readline())["failure"][1] == kind
-
-
 def test_callers_who_say_nothing_keep_no_front_waiting(fronts, path):
     with ExitStack() as silent:
         for _ in range(200):
             link = silent.enter_context(socket.socket(socket.AF_UNIX))
             link.connect(str(path))
         assert [add(front) for front in fronts] == [(5,), (5,)]
-
-
-def test_a_line_without_end_is_not_kept(path):
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(path))
-        link.sendall(b"x" * (MAX_LINE_BYTES + 1))
-        assert is_cut_off(link)
-    assert BrokerClient(path).describe().isolation == "guarded"
-
-
-@pytest.mark.parametrize("answer", [b"", b"{}\n", b"no\n", b"x" * (MAX_LINE_BYTES + 1)])
-def test_what_is_no_broker_is_an_error(tmp_path, answer):
-    path = tmp_path / "broker.sock"
-    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
-        listener.bind(str(path))
-        listener.listen()
-        asked = threads.submit(BrokerClient(path).connect, 0, long=False)
-        link, _ = listener.accept()
-        with link:
-            link.recv(4096)
-            link.sendall(answer)
-        with pytest.raises(DeviceUnavailable, match=str(path)):
-            asked.result(SOON_S)
 
 
 @pytest.fixture

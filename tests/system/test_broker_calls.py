@@ -59,7 +59,9 @@ class Front:
     """A front that says what it is told, and returns what it hears."""
 
     def __init__(self, path):
-        self.link = BrokerClient(path).connect(0, long=False).link
+        worker = BrokerClient(path).connect(0, long=False)
+        worker.broker.close()
+        self.link = worker.link
         self.link.settimeout(SOON_S)
         self._splitter = Splitter(FROM_WORKER)
         self._heard = iter(())

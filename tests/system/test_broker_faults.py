@@ -1,10 +1,13 @@
 """What a front does with a broker, or a worker, that hangs, answers rubbish or says what is not its to say."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -197,9 +200,37 @@ def test_a_front_that_comes_while_a_device_is_lost_is_given_the_next_one(broken)
     lost = threading.Event()
     unharmed, before = flood(owner, lost), owner.workers()[0].pid
     assert isinstance(owner.submit(BREAKING).exception(SOON_S), DeviceFault)
-    with BrokerClient(path).connect(0, long=False).link as link:
+    worker = BrokerClient(path).connect(0, long=False)
+    with worker.broker, worker.link as link:
         link.settimeout(SOON_S)
         lost.set()
         (ready, *_) = Splitter(FROM_WORKER).feed(link.recv(1 << 16))
         assert ready.pid != before
     assert unharmed.result(SOON_S).export == "flood"
+
+
+def test_tenants_stay_together_when_a_broker_ends_during_their_calls(tmp_path):
+    path = tmp_path / "broker.sock"
+    command = [sys.executable, "-m", "tensorwasm.cli", "broker", "--device=emulator", "--isolation=guarded"]
+
+    def begin():
+        process = stack.enter_context(subprocess.Popen([*command, f"--socket={path}"], stdout=subprocess.PIPE))
+        stack.callback(process.kill)
+        assert process.stdout.readline()
+        return process
+
+    with ExitStack() as stack:
+        broker = begin()
+        front = stack.enter_context(WorkerExecutor(broker=path, options=QUICK))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            begun = threading.Event()
+            call = Request(module=GUEST, export="flood", tenant="ann", grants=Grants(cuda=True))
+            lost = front.submit(call, lambda *_, begun=begun: begun.set() or True)
+            assert begun.wait(SOON_S)
+            broker.send_signal(number)
+            assert isinstance(lost.exception(SOON_S), DeviceFault)
+            broker.wait(SOON_S)
+            broker = begin()
+            request = Request(module=GUEST, export="seven", tenant="ann", grants=Grants(cuda=True))
+            assert front.submit(request).result(SOON_S).values == (7,)
+            assert [worker.tenant for worker in front.workers()] == [None]

@@ -1,23 +1,23 @@
-"""The socket of a broker: fronts that say nothing, paths that are none, and brokers that begin at one path."""
+"""The socket of a broker: whose it is, and callers who say nothing, too much or something else."""
 
+import json
 import os
 import resource
-import signal
 import socket
-import subprocess
-import sys
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from oracles.leftovers import Before
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import DeviceUnavailable, InvalidArgs
 from tensorwasm.runtime.workers import broker
 from tensorwasm.runtime.workers.broker import WorkerBroker
-from tensorwasm.runtime.workers.broker_client import ANSWER_S, BrokerClient
+from tensorwasm.runtime.workers.broker_client import MAX_LINE_BYTES, BrokerClient
+from tensorwasm.runtime.workers.frames import PROTOCOL
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")
@@ -35,8 +35,15 @@ def nothing_is_left():
 @pytest.fixture
 def owner():
     """The executor whose workers are shared; none is started before it is asked for."""
-    with WorkerExecutor("emulator") as executor:
+    with WorkerExecutor("emulator", isolation="guarded") as executor:
         yield executor
+
+
+@pytest.fixture
+def path(owner, tmp_path):
+    """The socket of its broker."""
+    with WorkerBroker(owner, tmp_path / "run" / "broker.sock"):
+        yield tmp_path / "run" / "broker.sock"
 
 
 def dial(path):
@@ -55,35 +62,117 @@ def take_descriptors():
     return taken
 
 
-def in_time(function):
-    """Return what a function returns, if it does before a front that says nothing is sent away."""
-    threads = ThreadPoolExecutor(1)
-    try:
-        return threads.submit(function).result(ANSWER_S / 2)
-    finally:
-        threads.shutdown(wait=False)
+def test_the_socket_is_its_users_alone_and_one_brokers(owner, path):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(InvalidArgs, match="another broker"):
+        WorkerBroker(owner, path)
+    assert BrokerClient(path).describe().devices == ("emulator",)
 
 
-@pytest.mark.parametrize("many", [8, 300])
-def test_fronts_that_say_nothing_hold_nobody_up(owner, tmp_path, many):
+def test_what_a_broker_left_that_was_killed_is_replaced(owner, tmp_path):
     path = tmp_path / "broker.sock"
-    with WorkerBroker(owner, path) as shared, ExitStack() as silent:
-        for _ in range(many):
-            silent.enter_context(dial(path))
-        assert in_time(BrokerClient(path).describe).devices == ("emulator",)
-        in_time(shared.close)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with WorkerBroker(owner, path):
+        assert BrokerClient(path).describe().devices == ("emulator",)
+    assert not path.exists()
 
 
-def test_a_front_that_says_nothing_is_sent_away(owner, tmp_path, monkeypatch):
+@pytest.mark.parametrize("at", ["file", "file/b", "folder", "x" * 200, "x" * 300])
+def test_a_broker_that_cannot_listen_says_so_and_removes_nothing(owner, tmp_path, at):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidArgs, match=str(tmp_path)):
+        WorkerBroker(owner, tmp_path / at)
+    assert (tmp_path / "file").read_text() == "kept"
+    assert (tmp_path / "folder").is_dir()
+
+
+def test_of_brokers_that_begin_at_one_path_one_listens(owner, tmp_path):
+    path, together = tmp_path / "broker.sock", threading.Barrier(8)
+
+    def begin(_):
+        together.wait()
+        try:
+            return WorkerBroker(owner, path)
+        except InvalidArgs:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        (made,) = filter(None, threads.map(begin, range(8)))
+    with made:
+        assert BrokerClient(path).describe().devices == ("emulator",)
+    assert not path.exists()
+
+
+def test_the_socket_of_another_program_is_left_to_it_although_it_accepts_nobody(owner, tmp_path):
+    path = tmp_path / "broker.sock"
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as first:
+        other.bind(str(path))
+        other.listen(0)
+        first.connect(str(path))
+        with pytest.raises(InvalidArgs, match="no broker can listen"):
+            WorkerBroker(owner, path)
+        assert path.is_socket()
+
+
+def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
+    with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
+        WorkerBroker(executor, tmp_path / "broker.sock")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b"GET / HTTP/1.1", "invalid_args"),
+        (b"[" * 10_000, "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "device": 7}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "device": -1}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL, "more": 1}).encode(), "invalid_args"),
+        (json.dumps({"protocol": PROTOCOL - 1}).encode(), "invalid_args"),
+    ],
+)
+def test_a_request_that_is_none_is_refused(path, line, kind):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+        link.sendall(line + b"\n")
+        assert json.loads(link.makefile().readline())["failure"][1] == kind
+
+
+def test_a_line_without_end_is_not_kept(path):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+        link.sendall(b"x" * (MAX_LINE_BYTES + 1))
+        with suppress(ConnectionResetError):
+            assert link.recv(1) == b""
+    assert BrokerClient(path).describe().isolation == "guarded"
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}\n", b"no\n", b"x" * (MAX_LINE_BYTES + 1)])
+def test_what_is_no_broker_is_an_error(tmp_path, answer):
+    path = tmp_path / "broker.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(str(path))
+        listener.listen()
+        asked = threads.submit(BrokerClient(path).connect, 0, long=False)
+        link, _ = listener.accept()
+        with link:
+            link.recv(4096)
+            link.sendall(answer)
+        with pytest.raises(DeviceUnavailable, match=str(path)):
+            asked.result(SOON_S)
+
+
+def test_a_caller_who_says_no_more_is_sent_away(monkeypatch, path):
     monkeypatch.setattr(broker, "ANSWER_S", 0.05)
-    with WorkerBroker(owner, tmp_path / "broker.sock"), dial(tmp_path / "broker.sock") as link:
+    with dial(path) as link:
         link.sendall(b"{")
         assert link.recv(1) == b""
 
 
-def test_a_broker_goes_on_once_there_are_descriptors_again(owner, tmp_path):
-    path = tmp_path / "broker.sock"
-    with WorkerBroker(owner, path), dial(path) as link:
+def test_a_broker_goes_on_once_there_are_descriptors_again(path):
+    with dial(path) as link:
         link.sendall(b"\n")
         assert link.recv(1)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -99,72 +188,10 @@ def test_a_broker_goes_on_once_there_are_descriptors_again(owner, tmp_path):
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
                 for each in filling:
                     os.close(each)
-        assert in_time(BrokerClient(path).describe).devices == ("emulator",)
+        assert BrokerClient(path).describe().devices == ("emulator",)
 
 
-def test_a_file_that_is_no_socket_stays_as_it_is(owner, tmp_path):
-    path = tmp_path / "letters"
-    path.write_text("precious")
-    with pytest.raises(InvalidArgs, match="no socket"):
-        WorkerBroker(owner, path)
-    assert path.read_text() == "precious"
-
-
-@pytest.mark.parametrize("name", ["file/broker.sock", "x" * 200, "proc/broker.sock"])
-def test_a_place_where_no_socket_can_be_is_an_error_that_names_it(owner, tmp_path, name):
-    (tmp_path / "file").touch()
-    (tmp_path / "proc").symlink_to("/proc/self/task")
-    with pytest.raises(InvalidArgs, match="no broker can listen at"):
-        WorkerBroker(owner, tmp_path / name)
-
-
-def test_of_brokers_that_begin_at_one_path_one_listens(owner, tmp_path):
-    path, together = tmp_path / "broker.sock", threading.Barrier(8)
-
-    def begin(_):
-        together.wait()
-        try:
-            return WorkerBroker(owner, path)
-        except InvalidArgs:
-            return None
-
-    with ThreadPoolExecutor(8) as threads:
-        (shared,) = filter(None, threads.map(begin, range(8)))
-    assert BrokerClient(path).describe().devices == ("emulator",)
-    shared.close()
-    assert not path.exists()
-
-
-def test_a_broker_that_ends_leaves_the_socket_of_the_next_one(owner, tmp_path):
-    path = tmp_path / "broker.sock"
-    with WorkerBroker(owner, path) as first:
-        path.unlink()
-        with WorkerBroker(owner, path):
-            first.close()
-            assert BrokerClient(path).describe().devices == ("emulator",)
-
-
-def test_a_broker_that_hangs_is_another_broker(owner, tmp_path):
-    path = tmp_path / "broker.sock"
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(path))
-        listener.listen(0)
-        stack.enter_context(dial(path))
-        with pytest.raises(InvalidArgs, match="another broker"):
-            in_time(lambda: WorkerBroker(owner, path))
-
-
-def test_no_other_program_inherits_the_connection_to_a_worker(owner, tmp_path):
-    with WorkerBroker(owner, tmp_path / "broker.sock"):
-        link = BrokerClient(tmp_path / "broker.sock").connect(0, long=False).link
-        with link:
-            assert not link.get_inheritable()
-
-
-def test_the_command_says_why_it_cannot_listen(tmp_path):
-    (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "tensorwasm.cli", "broker", "--device", "emulator"]
-    done = subprocess.run([*command, "--socket", str(tmp_path / "file" / "b")], capture_output=True, check=False)
-    assert done.returncode not in {0, -signal.SIGABRT}
-    assert b"no broker can listen at" in done.stderr
+def test_no_other_program_inherits_the_connection_to_a_worker(path):
+    worker = BrokerClient(path).connect(0, long=False)
+    with worker.link, worker.broker:
+        assert not worker.link.get_inheritable()

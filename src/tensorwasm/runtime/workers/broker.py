@@ -65,6 +65,7 @@ class WorkerBroker:
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._callers: dict[socket.socket, _Caller] = {}  # the first that came first
+        self._fronts: set[socket.socket] = set()  # they have connections to workers, and learn of the broker's end
         self._thread = threading.Thread(target=self._keep, name="tensorwasm-broker", daemon=True)
         self._thread.start()
 
@@ -93,7 +94,7 @@ class WorkerBroker:
             while self._turn():
                 pass
         finally:
-            for link in (*self._callers, self._listener, self._woken):
+            for link in (*self._callers, *self._fronts, self._listener, self._woken):
                 link.close()
             self._selector.close()
 
@@ -132,20 +133,25 @@ class WorkerBroker:
         self._selector.register(link, selectors.EVENT_READ)
 
     def _drop(self, link: socket.socket) -> None:
-        if self._callers.pop(link, None) is not None:
+        if self._callers.pop(link, None) is not None or link in self._fronts:
+            self._fronts.discard(link)
             self._selector.unregister(link)
             link.close()
 
     def _listen_to(self, link: socket.socket) -> None:
-        """Take more of a caller's line; answer it once it is whole."""
+        """Take more of a caller's line; answer it once it is whole. Once answered, it ends, or says what it may not."""
         caller = self._callers.get(link)
         if caller is None:
-            return  # dropped in this turn
+            self._drop(link)  # unless it was in this turn
+            return
         try:
             part = link.recv(MAX_LINE_BYTES)
             caller.line += part
             if caller.line.endswith(b"\n"):
-                self._answer(link, bytes(caller.line[:-1]))
+                if self._answer(link, bytes(caller.line[:-1])):
+                    del self._callers[link]
+                    self._fronts.add(link)
+                    return
             elif part and len(caller.line) <= MAX_LINE_BYTES:
                 return
         except OSError as error:
@@ -154,7 +160,8 @@ class WorkerBroker:
             _log.exception("a front was not answered")
         self._drop(link)
 
-    def _answer(self, link: socket.socket, line: bytes) -> None:
+    def _answer(self, link: socket.socket, line: bytes) -> bool:
+        """Answer a caller; return whether it has a connection to a worker now."""
         theirs: list[int] = []
         reply = BrokerReply(self._executor.devices, self._executor.isolation)
         try:
@@ -166,7 +173,9 @@ class WorkerBroker:
         except TensorWasmError as error:
             reply = BrokerReply(failure=describe_error(1, error))
         try:
-            socket.send_fds(link, [msgspec.json.encode(reply) + b"\n"], theirs if reply.failure is None else [])
+            given = theirs if reply.failure is None else []
+            socket.send_fds(link, [msgspec.json.encode(reply) + b"\n"], given)
+            return bool(given)
         finally:
             close_all(theirs)
 

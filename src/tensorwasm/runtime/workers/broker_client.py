@@ -9,10 +9,11 @@ Source: Linux man-pages, unix(7) SCM_RIGHTS.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -27,6 +28,7 @@ from tensorwasm.values import Isolation
 MAX_LINE_BYTES: Final = 64 << 10
 ANSWER_S: Final = 10.0
 """What either side waits for the other's line."""
+_MOMENT_S: Final = 0.1
 _LEAST_S: Final = 0.001
 
 
@@ -100,22 +102,31 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 @dataclass(slots=True)
 class BrokeredWorker:
-    """A connection to a worker process that a broker has started; see `tensorwasm.runtime.workers.process`."""
+    """A connection to a worker process that a broker has started; see `tensorwasm.runtime.workers.process`.
+
+    The one to the broker stays open, so that its end is known from that of a worker.
+    """
 
     link: socket.socket
+    broker: socket.socket
     errors: IO[bytes] | None = None
     pid: int | None = None
+    orphan: bool = False
 
     def admit(self, link: socket.socket) -> None:
         """End a connection: a front hands over none."""
         link.close()
 
     def wait(self, limit_s: float) -> None:
-        """Return at once."""
+        """Find out whether the broker has ended: its worker ends with it, and may be a moment earlier."""
+        poll = select.poll()
+        poll.register(self.broker, select.POLLIN)
+        self.orphan = bool(poll.poll(min(limit_s, _MOMENT_S) * 1000))
 
     def end(self) -> None:
         """End the connection; the process goes on."""
         self.link.close()
+        self.broker.close()
 
 
 class BrokerClient:
@@ -133,32 +144,45 @@ class BrokerClient:
 
     def describe(self) -> BrokerReply:
         """Return what devices there are, and what keeps tenants apart."""
-        reply, descriptors = self._ask(BrokerRequest(PROTOCOL))
+        with self._dial() as broker:
+            reply, descriptors = self._ask(broker, BrokerRequest(PROTOCOL))
         close_all(descriptors)
         return reply
 
     def connect(self, device: int, *, long: bool) -> BrokeredWorker:
         """Return a connection to a worker that tenants share, which may only start; raise what the broker refuses."""
-        _, descriptors = self._ask(BrokerRequest(PROTOCOL, device, long))
-        if len(descriptors) != 1:
-            close_all(descriptors)
-            raise DeviceUnavailable(f"the broker at {self._path} answers without a connection")
+        with ExitStack() as stack:
+            broker = stack.enter_context(self._dial())
+            _, descriptors = self._ask(broker, BrokerRequest(PROTOCOL, device, long))
+            if len(descriptors) != 1:
+                close_all(descriptors)
+                raise DeviceUnavailable(f"the broker at {self._path} answers without a connection")
+            stack.pop_all()
         link = socket.socket(fileno=descriptors[0])
         link.setblocking(False)
-        link.set_inheritable(False)
-        return BrokeredWorker(link)
+        return BrokeredWorker(link, broker)
 
-    def _ask(self, request: BrokerRequest) -> tuple[BrokerReply, list[int]]:
+    def _dial(self) -> socket.socket:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(ANSWER_S)
         try:
-            with socket.socket(socket.AF_UNIX) as link:
-                link.settimeout(ANSWER_S)
-                link.connect(str(self._path))
-                link.sendall(msgspec.json.encode(request) + b"\n")
-                line, descriptors = read_line(link)
+            link.connect(str(self._path))
         except OSError as error:
-            raise DeviceUnavailable(
-                f"no broker answers at {self._path} ({error.strerror or error}); start one with `tensor-wasm broker`"
-            ) from None
+            link.close()
+            raise self._explain(error) from None
+        return link
+
+    def _explain(self, error: OSError) -> DeviceUnavailable:
+        return DeviceUnavailable(
+            f"no broker answers at {self._path} ({error.strerror or error}); start one with `tensor-wasm broker`"
+        )
+
+    def _ask(self, broker: socket.socket, request: BrokerRequest) -> tuple[BrokerReply, list[int]]:
+        try:
+            broker.sendall(msgspec.json.encode(request) + b"\n")
+            line, descriptors = read_line(broker)
+        except OSError as error:
+            raise self._explain(error) from None
         with suppress(msgspec.MsgspecError, UnicodeError, BrokenFrame):
             reply = _replies.decode(line)
             if reply.failure is None:

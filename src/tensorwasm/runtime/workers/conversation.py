@@ -364,13 +364,13 @@ class Conversation:
 
     def _end(self) -> Ending:
         self._process.wait(_EXIT_S if not self._ending else 0.0)
-        status = self._process.end()
+        orphan, status = self._process.orphan, self._process.end()
         text = self._ending or describe_exit(status)
         if self._errors and status:
             said = clean(self._errors.decode("utf-8", "replace"))
             _log.warning("worker process %d %s; it had written: %s", self._process.pid, text, said)
         self.charges = {}
-        return Ending(text, bool(self.flights or self.answered or self.shared), self._unfit)
+        return Ending(text, bool(self.flights or self.answered or self.shared), self._unfit, orphan)
 
 
 _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] = {

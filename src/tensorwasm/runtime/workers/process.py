@@ -100,11 +100,13 @@ class Ending:
         text: for people; ``was killed by SIGKILL``, ``sent no heartbeat for 15 s``.
         blamed: it had requests, or had answered some.
         unfit: what it said of its device, None if it did not.
+        orphan: as of `WorkerProcess`: no request of its is the cause.
     """
 
     text: str
     blamed: bool
     unfit: UnfitFrame | None = None
+    orphan: bool = False
 
 
 class WorkerProcess(Protocol):
@@ -113,10 +115,12 @@ class WorkerProcess(Protocol):
     Attributes:
         link: this end of the connection, non-blocking.
         errors: the process's standard error, non-blocking; None if another process has started it.
+        orphan: whether the process has ended with the one that had started it, known after `wait`.
     """
 
     link: socket.socket
     errors: IO[bytes] | None
+    orphan: bool
 
     @property
     def pid(self) -> int | None:
@@ -144,6 +148,7 @@ class Process:
     errors: IO[bytes] | None
     _handover: socket.socket
     _popen: subprocess.Popen[bytes]
+    orphan: bool = False
 
     @classmethod
     def spawn(cls, program: Sequence[str], environment: Mapping[str, str]) -> Process:

@@ -375,7 +375,8 @@ class Worker:
         what = f"lost its device ({self._sickness})" if self._sickness else ending.text
         if not wanted:
             self._last_end = what
-            self._tell_fault(flights)
+            if not ending.orphan:
+                self._tell_fault(flights)
             _log.warning("worker %d on %s %s", self.number, self._options.device, what)
         self._unfit = ending.unfit
         self.lifecycle.ended(blamed=ending.blamed, unfit=ending.unfit is not None)
