@@ -17,7 +17,7 @@ _COPIED_BYTES: Final = frozenset({4, 8, 16})
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class CheckedAccess:
     """An access of an instruction.
 
     Attributes:
@@ -34,7 +34,7 @@ class Access:
     used: Operand | None = None
 
 
-def accesses(instruction: Instruction) -> tuple[Access, ...]:
+def accesses(instruction: Instruction) -> tuple[CheckedAccess, ...]:
     """Return the accesses of an instruction that are checked, none for one that is not of memory."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     if opcode == "cp":
@@ -49,10 +49,10 @@ def accesses(instruction: Instruction) -> tuple[Access, ...]:
     space = address_spaces(instruction, 1)[0]
     if address is None or space not in _SPACES:
         return ()
-    return (Access(address, space, kind, access_align_bytes(instruction)),)
+    return (CheckedAccess(address, space, kind, access_align_bytes(instruction)),)
 
 
-def _copy(instruction: Instruction) -> tuple[Access, ...]:
+def _copy(instruction: Instruction) -> tuple[CheckedAccess, ...]:
     """Return the accesses of an asynchronous copy to shared memory; the operand behind its size says what it reads."""
     operands, modifiers = instruction.operands, instruction.modifiers
     if "L2::cache_hint" in modifiers:
@@ -66,6 +66,6 @@ def _copy(instruction: Instruction) -> tuple[Access, ...]:
         return ()
     used = operands[3] if len(operands) == 4 else None
     return (
-        Access(target, "shared", "store", size.value),
-        Access(source, "global", "load", size.value, used),
+        CheckedAccess(target, "shared", "store", size.value),
+        CheckedAccess(source, "global", "load", size.value, used),
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Final, TypeGuard
 
-from tensorwasm.ptx.checked.accesses import Access, accesses
+from tensorwasm.ptx.checked.accesses import CheckedAccess, accesses
 from tensorwasm.ptx.checked.record import Site, helper, packed
 from tensorwasm.ptx.guarded import SHARED_BASE
 from tensorwasm.ptx.layout import TYPE_BYTES, variable_align, variable_bytes
@@ -141,7 +141,7 @@ class _Checks:
                     yield from self._check(statement, access, table)
             yield statement
 
-    def _check(self, instruction: Instruction, access: Access, table: SymbolTable) -> Iterator[Statement]:
+    def _check(self, instruction: Instruction, access: CheckedAccess, table: SymbolTable) -> Iterator[Statement]:
         """Yield the check of one access."""
         base = access.address.base
         found = table.find(base.name) if isinstance(base, Name) else None
@@ -185,7 +185,7 @@ class _Checks:
         if address.offset:
             yield Instruction("add", ("s64",), (self._address, self._address, Int(address.offset)))
 
-    def _accessed(self, instruction: Instruction, access: Access) -> Generator[Statement, None, Operand]:
+    def _accessed(self, instruction: Instruction, access: CheckedAccess) -> Generator[Statement, None, Operand]:
         """Yield what computes how many bytes are accessed, and return that: 0 if the instruction is not executed."""
         size: Operand = Int(access.size_bytes)
         if isinstance(access.used, Int):
@@ -211,7 +211,7 @@ class _Checks:
         return Block(tuple(body))
 
 
-def _is_inside(access: Access, variable: Variable) -> bool:
+def _is_inside(access: CheckedAccess, variable: Variable) -> bool:
     """Return whether an access to a variable by its name is certain to be right."""
     if "extern" in variable.linkage:  # dynamic shared memory: of what size, only the launch says
         return False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.ptx.checked.accesses import Access
+from tensorwasm.ptx.checked.accesses import CheckedAccess
 from tensorwasm.ptx.model import Module, Position
 from tensorwasm.ptx.parser import parse
 from tensorwasm.values import Deadline
@@ -100,7 +100,7 @@ def helper(name: str, deadline: Deadline) -> Module:
     return parse(_HELPER.format(size=RECORD_BYTES, mark=mark).replace("NAME", name), deadline)
 
 
-def packed(site: int, access: Access, *, shared: bool) -> int:
+def packed(site: int, access: CheckedAccess, *, shared: bool) -> int:
     """Return what tells the function of an access: its site, how it is aligned, and whether it is of shared memory.
 
     A text has less than 2**24 accesses, since it has at most 2**23 bytes.
