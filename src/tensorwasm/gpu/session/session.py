@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -128,6 +129,7 @@ class Session:
         self.layout = layout
         self.abandoned = False
         self._native = 0, 0, 0
+        self._ending = threading.Lock()
         self._clearing: Stream | None = None  # where the session's window is cleared for the next guest
         self._clearing_since_ns = 0
         self._release_failures = 0
@@ -337,11 +339,11 @@ class Session:
         self._clearing, core.layout.clearing = None, 0
         return True
 
-    def stop_kernels(self) -> None:
-        """Tell guarded kernels of the session to stop, from any thread; it is to be closed then."""
-        window = self._core.window
-        if window is not None and not self._core.closed:
-            window.stop.stopping = True
+    def stop_kernels(self, *, wanted: bool = True) -> None:
+        """Tell guarded kernels of the session to stop, or to run again, from any thread."""
+        with self._ending:
+            if self._core.window is not None and not self._core.closed:
+                self._core.window.stop.stopping = wanted
 
     def close(self) -> None:
         """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
@@ -358,7 +360,8 @@ class Session:
         with core.lock:
             if core.closed:
                 return
-            core.closed = True
+            with self._ending:  # then the window may be another session's
+                core.closed = True
             core.layout.disarm()
             self._native = core.layout.counters()
             cleared = self._is_cleared()

@@ -91,6 +91,8 @@ def _open_gpu(
 
 def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, announce: Announce | None) -> Instance:
     """Return a sandbox whose start function and initialisers have run."""
+    if announce is not None and session is not None:
+        announce = partial(_announce_both, announce, session)
     warm, kept = call.function.host.warm, call.function.warm_kept.get(call.tenant)
     if kept is not None and session is None and kept.fits(call.config, call.initialisers):
         drawn = warm.draw(kept)
@@ -102,6 +104,16 @@ def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, a
         if session is not None or not warm.drop_ready():
             raise
         return _make_fresh(call, prepared, session, announce)
+
+
+def _announce_both(announce: Announce, session: Session, cancel: Callable[[], None]) -> None:
+    """Announce what ends a sandbox and its kernels."""
+
+    def stop() -> None:
+        cancel()
+        session.stop_kernels()
+
+    announce(stop)
 
 
 def _adapt(drawn: Instance, call: Call, announce: Announce | None) -> Instance:

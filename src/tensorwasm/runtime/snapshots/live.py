@@ -249,10 +249,14 @@ class LiveInstance:
     def cancel(self) -> None:
         """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
         self._instance.cancel()
+        if self._session is not None:
+            self._session.stop_kernels()
 
     def resume(self) -> None:
         """Take calls again after `cancel`, with memory as the ended call left it; waits for a call in progress."""
         self._instance.resume()
+        if self._session is not None:
+            self._session.stop_kernels(wanted=False)
 
     def close(self) -> None:
         """Free its memory, what it holds on the device, and its slot. A running call is cancelled. Idempotent.
@@ -262,7 +266,7 @@ class LiveInstance:
         if self._owner == threading.get_ident():
             raise InternalError("a host function, or the thread that captures it, tried to close a busy instance")
         if self._lock.locked():
-            self._instance.cancel()
+            self.cancel()
         with self._lock, self._bound():
             self._resources.close()
 
