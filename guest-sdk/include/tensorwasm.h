@@ -88,7 +88,7 @@ enum {
 #define TW_MAX_STREAMS_PER_INSTANCE UINT64_C(16) // streams that an instance has created
 #define TW_MAX_EVENTS_PER_INSTANCE UINT64_C(256) // events of an instance
 #define TW_MAX_GRAPHS_PER_INSTANCE UINT64_C(32) // graphs of an instance
-#define TW_MAX_GRAPH_LAUNCHES UINT64_C(4096) // launches and copies of a graph
+#define TW_MAX_GRAPH_LAUNCHES UINT64_C(4096) // launches and copies of a graph; large ones of guarded sessions count more
 #define TW_MAX_CHUNK_BYTES UINT64_C(65536) // bytes of one chunk of the stream
 #define TW_MAX_TOTAL_STREAM_BYTES UINT64_C(67108864) // bytes of the stream of a call
 

@@ -192,7 +192,7 @@ def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(dev
         for _ in range(5):
             submit(session, kernel)
         graph = session.graphs.end(0)
-        assert session.graphs.steps(graph) == 5
+        assert session.graphs.pieces(graph) == 5
         for give, pieces in [
             (lambda: session.buffers.allocate(64), 2),
             (lambda: session.events.record(session.events.open(), 0), 1),

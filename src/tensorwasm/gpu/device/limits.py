@@ -20,6 +20,12 @@ MAX_GUARDED_BLOCKS: Final = 1 << 24
 """Blocks of one launch of a guarded kernel, which look at their deadline one by one: on an H200 so many that have to
 stop are gone in 10 ms, and 2**31 in 1.3 s."""
 
+GUARDED_PIECES: Final = 4096
+"""Pieces of work that a session of guarded kernels may have pending. Once it is to stop, each of them is gone in some
+10 us, on an H200: a launch, `GUARDED_PIECE_BLOCKS` of its blocks, or a copy of `GUARDED_PIECE_BYTES`, which goes on."""
+GUARDED_PIECE_BLOCKS: Final = 1 << 14
+GUARDED_PIECE_BYTES: Final = 512 << 10
+
 MAX_GUARDED_REGISTERS: Final = 255
 """Registers of a thread of a guarded kernel: what instructions can name. A larger number was misread."""
 MAX_GUARDED_LOCAL_BYTES: Final = 40 << 10

@@ -113,9 +113,9 @@ class StreamRow(ctypes.Structure):
 
 
 class GraphRow(ctypes.Structure):
-    """A graph that may be replayed now, its number of launches, and of launches and copies."""
+    """A graph that may be replayed now, its number of launches, and how many pieces of work it is."""
 
-    _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64), ("steps", _u64))
+    _fields_ = (("handle", _u64), ("graph", _u64), ("launches", _u64), ("pieces", _u64))
 
 
 class WindowRow(ctypes.Structure):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Final
 
 from tensorwasm.gpu.device.address_windows import window_mask
+from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.native.layout import (
     BUFFER_ROWS,
     CLEAR_ROWS,
@@ -137,9 +138,10 @@ class SessionLayoutWriter:
         self.words[_AT.reach_bytes] = region.size_bytes if region else 0
 
     def show_guard(self, window: int, window_bytes: int, flag: int, status: int) -> None:
-        """Set the session's window and the addresses of its stop word."""
+        """Set the session's window and the addresses of its stop word, and how much may be pending."""
         self.words[_AT.window_at], self.words[_AT.window_mask] = window, window_mask(window_bytes)
         self.words[_AT.flag_at], self.words[_AT.status_at] = flag, status
+        self.words[_AT.most_pending] = GUARDED_PIECES
 
     def show_timer(self, offset_ns: int) -> None:
         """Set what the device's clock is beyond the monotonic one."""
@@ -262,11 +264,11 @@ class SessionLayoutWriter:
         """Remove a kernel, if it is there."""
         self._hide(_AT.kernels + kernel_id % KERNEL_ROWS * _KERNEL, kernel_id)
 
-    def show_graph(self, number: int, handle: int, launches: int, steps: int) -> None:
+    def show_graph(self, number: int, handle: int, launches: int, pieces: int) -> None:
         """Enter a graph that may be replayed; the newest of a row wins."""
         self._used = True
         row, words = _AT.graphs + number % GRAPH_ROWS * _GRAPH, self.words
-        words[row], words[row + 1], words[row + 2], words[row + 3] = number, handle, launches, steps
+        words[row], words[row + 1], words[row + 2], words[row + 3] = number, handle, launches, pieces
 
     def hide_graph(self, number: int) -> None:
         """Remove a graph, if it is there."""

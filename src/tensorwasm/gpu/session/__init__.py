@@ -7,7 +7,7 @@ Errors, stated here for all of its methods:
 
 - `InvalidHandle`: there is no buffer, stream, event or graph of that number; `InvalidKernel` for a kernel.
 - `InvalidArgs`: a stream records, and the method is none of those that may be called meanwhile: `SessionKernels.submit`
-  and copies on that stream, `SessionGraphs.end`, `SessionGraphs.steps`, and those that only ask what has to end first.
+  and copies on that stream, `SessionGraphs.end`, `SessionGraphs.pieces`, and those that only ask what has to end first.
 - `DeviceLost`: the session is over, or the device does not answer.
 - `KernelFault`, `InvokeTimeout`: from methods that give, wait for or ask about work: it broke a rule, or the deadline
   passed before it ended.

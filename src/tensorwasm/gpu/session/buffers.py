@@ -120,6 +120,11 @@ class SessionBuffers(RecordingPart):
         self._copy(window, memory, BufferOffset(handle, offset_bytes), deadline, stream, inward=False)
 
     @in_turn(recording=True)
+    def pieces(self, size_bytes: int) -> int:
+        """Return how many pieces of work a copy is."""
+        return self._core.copy_pieces(size_bytes)
+
+    @in_turn(recording=True)
     def before_copy(self, memory: Region, stream: int) -> list[int]:
         """Return the streams, by their numbers, that `copy_in` and `copy_out` on a stream wait for first."""
         return self._core.windows.before_copy(memory, stream)
@@ -138,18 +143,19 @@ class SessionBuffers(RecordingPart):
         require_inside(window, memory)
         if not window.length_bytes:
             return
+        pieces = core.copy_pieces(window.length_bytes)
         if core.graphs.recording is not None:
-            recorder = self._begin_step(stream, memory, deadline)
+            recorder = self._begin_step(stream, memory, deadline, pieces)
             self._require_reached([window])
             self._start(window, address, recorder, inward=inward)
-            core.graphs.recording.uses.add((window, place), None, core.windows.reach.region)
+            core.graphs.recording.uses.add((window, place), None, core.windows.reach.region, pieces)
             return
         work.permit.take(deadline)
         try:
             reached = core.windows.extend_for_copy(window, memory, deadline)
             target = work.find(stream)
             if reached:
-                work.give(target, 1, self._start, window, address, target.stream, inward=inward)
+                work.give(target, pieces, self._start, window, address, target.stream, inward=inward)
             else:
                 # From memory that is not registered the driver copies when a stream comes to it, and waits for that in
                 # the call, without a deadline: so never behind kernels, of the guest or of others on its stream.

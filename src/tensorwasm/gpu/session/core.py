@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
-from tensorwasm.gpu.device.limits import SessionLimits
+from tensorwasm.gpu.device.limits import GUARDED_PIECE_BLOCKS, GUARDED_PIECE_BYTES, MAX_GUARDED_BLOCKS, SessionLimits
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout import SessionLayout
@@ -29,7 +30,7 @@ from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.values import NEVER, Deadline, LaunchConfig, MemoryKind, Region
+from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, MemoryKind, Region
 
 SETTLE_LIMIT_S: Final = 30.0
 """Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
@@ -167,6 +168,16 @@ class SessionCore:
             window.size_bytes if guarded.verified.width == "wide" else 0,
         )
         return replace(config, shared_bytes=shared_bytes), (*values, parameter)
+
+    def launch_pieces(self, kernel: HeldKernel, grid: Dim3) -> int:
+        """Return how many pieces of work a launch is that is not refused."""
+        if kernel.shared.guarded is None:
+            return 1
+        return 1 + min(math.prod(grid), MAX_GUARDED_BLOCKS) // GUARDED_PIECE_BLOCKS
+
+    def copy_pieces(self, size_bytes: int) -> int:
+        """Return how many pieces of work a copy is."""
+        return 1 if self.window is None else 1 + size_bytes // GUARDED_PIECE_BYTES
 
     def _settle(self) -> None:
         """Wait until nothing that can reach the session's window is in flight."""

@@ -26,15 +26,23 @@ class RecordingPart(SessionPart):
             raise InvalidArgs(f"stream {stream} does not record")
         return recording
 
-    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline) -> Stream:
+    def _begin_step(self, stream: int, memory: Region | None, deadline: Deadline, pieces: int) -> Stream:
         """Return the device's stream that a launch or a copy on a stream that records is given to.
+
+        Args:
+            stream: its number.
+            memory: the guest's, as it is now.
+            deadline: when the memory must have been registered.
+            pieces: of work that it is.
 
         Raises:
             QuotaExceeded: the graph is full.
         """
         core, recording = self._core, self._require_recording(stream)
-        if recording.uses.steps >= core.limits.graph_launches:
-            raise QuotaExceeded(f"a graph holds at most {core.limits.graph_launches} launches and copies")
+        if recording.uses.pieces + pieces > core.limits.graph_launches:
+            raise QuotaExceeded(
+                f"a graph holds at most {core.limits.graph_launches} launches and copies, and large ones count more"
+            )
         if not recording.capturing:
             if memory is not None:
                 # Only now: a stream that records lets no memory be registered. Work without windows needs none.
@@ -119,7 +127,7 @@ class SessionGraphs(RecordingPart):
         work.permit.take(deadline)
         try:
             target, regions = work.find(stream), core.reachable()
-            replay, pieces = core.device.graphs.replay, max(found.uses.steps, 1)
+            replay, pieces = core.device.graphs.replay, max(found.uses.pieces, 1)
             work.note_replay(deadline)
             work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
         finally:
@@ -135,9 +143,9 @@ class SessionGraphs(RecordingPart):
         self._core.graphs.close(graph)
 
     @in_turn(recording=True)
-    def steps(self, graph: int) -> int:
-        """Return how many launches and copies a graph holds."""
-        return self._core.graphs[graph].uses.steps
+    def pieces(self, graph: int) -> int:
+        """Return how many pieces of work a graph is."""
+        return max(self._core.graphs[graph].uses.pieces, 1)
 
     def stop(self) -> list[Exception]:
         """Stop recording at the end of a session and drop what was recorded; return what the device raised."""

@@ -16,7 +16,7 @@ from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.state.resource_table import HeldKernel
-from tensorwasm.values import Deadline, LaunchConfig, Region
+from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
 
@@ -156,6 +156,11 @@ class SessionKernels(RecordingPart):
             work.permit.settle()
 
     @in_turn(recording=True)
+    def pieces(self, kernel_id: int, grid: Dim3) -> int:
+        """Return how many pieces of work a launch is, the moves of its windows not counted."""
+        return self._core.launch_pieces(self._core.table.kernels[kernel_id], grid)
+
+    @in_turn(recording=True)
     def before_launch(self, memory: Region) -> list[int]:
         """Return the streams, by their numbers, that `launch` waits for if it has windows on the memory."""
         return self._core.windows.before_launch(memory)
@@ -243,13 +248,14 @@ class SessionKernels(RecordingPart):
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
         if kernel.shared.sites:
             raise InvalidArgs("a kernel that checks its accesses is launched by itself, and not recorded into a graph")
-        recorder = self._begin_step(stream, memory, deadline)
+        pieces = core.launch_pieces(kernel, config.grid)
+        recorder = self._begin_step(stream, memory, deadline, pieces)
         self._require_reached(windows)
         config, values = core.complete(kernel, config, self._bind(kernel, bound), None)
         shared, regions = kernel.shared, core.reachable()
         core.device.launch(shared.loaded, shared.entry, config, values, regions, recorder, deadline)
         reached = core.windows.reach.region
-        uses.add(bound, kernel_id, reached)
+        uses.add(bound, kernel_id, reached, pieces)
         if any(isinstance(argument, Scalar) and argument.size_bytes == 8 for argument in bound):
             # A number may be the address of anything that the session has: the graph needs all of it.
             uses.buffers.update(core.table.buffers)
@@ -304,7 +310,8 @@ class SessionKernels(RecordingPart):
             located = core.windows.locate(placement, windows)
             checked = CheckedLaunch(core, kernel, located, config.shared_bytes, deadline)
         config, values = core.complete(kernel, config, values, deadline)
-        work.give(stream, 1, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
+        pieces = core.launch_pieces(kernel, config.grid)
+        work.give(stream, pieces, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
         core.launched += 1
         if checked is not None:
             checked.wait(stream)

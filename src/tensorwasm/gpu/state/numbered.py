@@ -225,21 +225,21 @@ class IdleCheck:
 
 @dataclass(slots=True)
 class GraphUses:
-    """What a recorded sequence of work uses, by handles and ids, and its number of launches and of all steps.
+    """What a recorded sequence of work uses, by handles and ids, and its number of launches and of pieces of work.
 
     Attributes:
         memory: the guest's memory up to the end of the last window, None without windows.
     """
 
     launches: int = 0
-    steps: int = 0
+    pieces: int = 0
     buffers: set[int] = field(default_factory=set)
     kernels: set[int] = field(default_factory=set)
     memory: Region | None = None
 
-    def add(self, arguments: Sequence[Argument], kernel_id: int | None, reached: Region | None) -> None:
+    def add(self, arguments: Sequence[Argument], kernel_id: int | None, reached: Region | None, pieces: int) -> None:
         """Add a launch, or a copy if there is no kernel, while the device reaches ``reached`` of the guest's memory."""
-        self.steps += 1
+        self.pieces += pieces
         if kernel_id is not None:
             self.launches += 1
             self.kernels.add(kernel_id)
@@ -319,7 +319,7 @@ class GraphTable(Numbered[RecordedGraph]):
         for number, found in self.items():
             if found.replayable(reached):
                 handle = self._device.graphs.graph_handle(found.graph)
-                self._layout.show_graph(number, handle, found.uses.launches, found.uses.steps)
+                self._layout.show_graph(number, handle, found.uses.launches, found.uses.pieces)
             else:
                 self._layout.hide_graph(number)
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, ParamSpec
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
+from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.gpu.limits.gate import GatePermit
@@ -44,19 +45,8 @@ class SessionWork:
     """
 
     __slots__ = (
-        "_clearing",
-        "_device",
-        "_failed",
-        "_layout",
-        "_notifying",
-        "_reachable",
-        "_replays_due",
-        "_replays_seen",
-        "_resources",
-        "_tenant",
-        "_window",
-        "permit",
-        "streams",
+        *("_clearing", "_device", "_failed", "_layout", "_notifying", "_reachable", "_replays_due", "_replays_seen"),
+        *("_resources", "_tenant", "_window", "permit", "streams"),
     )
 
     def __init__(
@@ -89,9 +79,8 @@ class SessionWork:
 
     def confine(self) -> None:
         """Tell the device what compiled code may reach: for every stream, after every change."""
-        if self._layout.layout is not None:
-            for stream in self.streams:
-                self._confine(stream)
+        for stream in self.streams:
+            self._confine(stream)
 
     # ------------------------------------------------------------------------------------------ giving
 
@@ -141,7 +130,14 @@ class SessionWork:
     def give(
         self, stream: SessionStream, pieces: int, start: Callable[_P, object], *args: _P.args, **named: _P.kwargs
     ) -> None:
-        """Start work on a stream: counted before the device has it, and not at all if the device refuses it."""
+        """Start work on a stream: counted before the device has it, and not at all if the device refuses it.
+
+        A session of guarded kernels waits, for this stream and then for others, until all can stop in time.
+        """
+        for each in () if self._window is None else (stream, *self.streams):
+            if not self._layout.pending or self._layout.pending + pieces <= GUARDED_PIECES:
+                break
+            self.wait(each, self._layout.deadline)
         self.streams.count_started(stream, pieces)
         try:
             start(*args, **named)
@@ -190,10 +186,12 @@ class SessionWork:
         if self._window is not None and due is not None and due.at_ns is not None and self.streams.busy(stream):
             with suppress(InvokeTimeout):
                 self._await(stream, deadline.earlier(due))
-            told = self._window.stop.stopping
-            self._window.stop.stopping = told or due.expired()
+            late = due.expired() and not self._window.stop.stopping
+            if late:
+                self._window.stop.stopping = True
             self._await(stream, deadline)
-            self._window.stop.stopping = told  # what comes later is not late
+            if late:
+                self._window.stop.stopping = False  # what comes later is not late
         else:
             self._await(stream, deadline)
 

@@ -168,7 +168,13 @@ LIMITS: Final = (
     Limit("MAX_STREAMS_PER_INSTANCE", _SESSION.streams, "count", "streams that an instance has created", _QUOTA),
     Limit("MAX_EVENTS_PER_INSTANCE", _SESSION.events, "count", "events of an instance", _QUOTA),
     Limit("MAX_GRAPHS_PER_INSTANCE", _SESSION.graphs, "count", "graphs of an instance", _QUOTA),
-    Limit("MAX_GRAPH_LAUNCHES", _SESSION.graph_launches, "count", "launches and copies of a graph", _QUOTA),
+    Limit(
+        "MAX_GRAPH_LAUNCHES",
+        _SESSION.graph_launches,
+        "count",
+        "launches and copies of a graph; large ones of guarded sessions count more",
+        _QUOTA,
+    ),
     Limit("MAX_CHUNK_BYTES", MAX_CHUNK_BYTES, "bytes", "one chunk of the stream", StreamCode.REFUSED),
     Limit("MAX_TOTAL_STREAM_BYTES", MAX_TOTAL_STREAM_BYTES, "bytes", "the stream of a call", StreamCode.REFUSED),
 )

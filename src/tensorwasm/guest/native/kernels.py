@@ -53,6 +53,7 @@ from tensorwasm.guest.native.layout import (
     OFFER,
     OFFER_ROWS,
     ONE,
+    PIECE_BLOCKS,
     SCRATCH,
     SESSION,
     STREAM,
@@ -251,7 +252,7 @@ def call_driver(session: int, row: int, head: int, cells: int) -> int:
 @compiled
 def prepare(session: int, head: int, cells: int, base: int, size_bytes: int, staging: bool) -> bool:
     """Check geometry and arguments. Return whether the scratch, or with ``staging`` the slot, holds the values."""
-    if base == ZERO or head == ZERO or load_u64(head + HEAD.passable) != ONE or not fits(cells, head):
+    if base == ZERO or load_u64(head + HEAD.passable) != ONE or not fits(cells, head):
         return False
     scratch, length = load_u64(session + SESSION.scratch), read_i32(cells, ARGS_LEN_AT)
     if not copy_argv(scratch, base, size_bytes, read_i32(cells, ARGS_AT), length):
@@ -263,12 +264,24 @@ def prepare(session: int, head: int, cells: int, base: int, size_bytes: int, sta
 
 
 @compiled
+def pieces_of(cells: int, head: int) -> int:
+    """Return how many pieces of work a launch is."""
+    if load_u64(head + HEAD.guarded) == ZERO:
+        return ONE
+    blocks = read_i32(cells, GRID_AT) * read_i32(cells, GRID_AT + ONE) * read_i32(cells, GRID_AT + uint64(2))
+    return ONE + blocks // PIECE_BLOCKS
+
+
+@compiled
 def start(env: int, context: int, session: int, kernel_id: int, cells: int, row: int, staging: bool) -> int:
     """Check everything and launch. Return the address of the guest's memory, 0 if nothing was launched."""
-    if row == ZERO or not may_start(env, session, ONE):
+    head = find_kernel(session, kernel_id)
+    if row == ZERO or head == ZERO:
+        return ZERO
+    pieces = pieces_of(cells, head)
+    if not may_start(env, session, pieces):
         return ZERO
     base, size_bytes = find_memory(env, context, session)
-    head = find_kernel(session, kernel_id)
     if not prepare(session, head, cells, base, size_bytes, staging):
         return ZERO
     if load_u64(head + HEAD.guarded) != ZERO:
@@ -276,7 +289,7 @@ def start(env: int, context: int, session: int, kernel_id: int, cells: int, row:
     if call_driver(session, row, head, cells) != SUCCESS:
         store_u64(session + SESSION.staged, ZERO)
         return ZERO
-    count_started(session, row, ONE)
+    count_started(session, row, pieces)
     add_to(session + SESSION.launched, ONE)
     return base
 
@@ -308,8 +321,8 @@ def replay(env: int, session: int, graph: int, row: int) -> bool:
     """Launch a graph on a stream. Return whether the driver took it."""
     if graph == ZERO or row == ZERO:
         return False
-    steps = max(load_u64(graph + GRAPH.steps), ONE)
-    if not may_start(env, session, steps):
+    pieces = max(load_u64(graph + GRAPH.pieces), ONE)
+    if not may_start(env, session, pieces):
         return False
     function = load_u64(load_u64(session + SESSION.driver) + DRIVER.graph_launch)
     if (
@@ -317,7 +330,7 @@ def replay(env: int, session: int, graph: int, row: int) -> bool:
         or call_i32(function, (load_u64(graph + GRAPH.graph), load_u64(row + STREAM.stream))) != SUCCESS
     ):
         return False
-    count_started(session, row, steps)
+    count_started(session, row, pieces)
     add_to(session + SESSION.launched, load_u64(graph + GRAPH.launches))
     add_to(session + SESSION.replayed, ONE)
     return True

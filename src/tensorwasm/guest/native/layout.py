@@ -101,6 +101,7 @@ TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_
 TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
 
 NO_DEADLINE_NS: Final = uint64(layout.NO_DEADLINE_NS)
+PIECE_BLOCKS: Final = uint64(limits.GUARDED_PIECE_BLOCKS)
 UNLOOKED_NS: Final = uint64(limits.GUARDED_UNLOOKED_NS)
 DEADLINE_NEAR_NS: Final = uint64(int(limits.DEADLINE_NEAR_S * 1e9))
 YIELD_NEAR_NS: Final = uint64(abi.YIELD_NEAR_MS * 1_000_000)

@@ -17,20 +17,21 @@ from tensorwasm.gpu.device.limits import MOST_MOVES
 from tensorwasm.gpu.limits.gate import NoPermit, patience
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import kernels, resources
-from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u64, whole
+from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u32, u64, whole
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.suspension import BlockingCall, DeviceWait, QueueWait, Steps, elsewhere
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
+    from tensorwasm.values import LaunchConfig
 
 _OWN_STREAM: Final = 0
 _ONE_PIECE: Final = 1
-_LAUNCH_PIECES: Final = 1 + MOST_MOVES
-"""A kernel, and the moves of its windows on managed memory ahead of it."""
 _R = TypeVar("_R")
 _Before = Callable[..., list[int]]
 """Which streams have to drain before a call: called with the call, the session and the parameters."""
+_Pieces = Callable[..., int]
+"""How many pieces of work a call starts: called alike."""
 
 
 def _has_ended(session: Session, ended: Callable[[int], bool], number: int) -> bool:
@@ -129,7 +130,7 @@ def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) 
     """Start everything that a graph holds."""
     session, pieces = service.session, _ONE_PIECE
     with suppress(TensorWasmError):  # the replay reports it
-        pieces = session.graphs.steps(u64(graph))
+        pieces = session.graphs.pieces(u64(graph))
     return (yield from _placed(call, session, pieces, partial(resources.graph_launch, call, graph, stream)))
 
 
@@ -139,12 +140,12 @@ def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
     @answering_in_steps
     def launch(call: HostCall, service: CudaService, *numbers: int) -> Steps:
         session, launch = service.session, kernels.decode(parse, call, *numbers)
-        _, _, arguments, memory = launch
+        kernel_id, config, arguments, memory = launch
         before = session.kernels.before_launch(memory)
         if before and _has_windows(arguments):
             yield from _drained(session, *before)
         begin = partial(session.kernels.begin_launch, *launch, call.deadline)
-        placement = yield from _placed(call, session, _LAUNCH_PIECES, begin)
+        placement = yield from _placed(call, session, _launch_pieces(session, kernel_id, config), begin)
         yield from _drained(session, _OWN_STREAM)
         session.kernels.end_launch(placement, call.deadline)
         return 0
@@ -158,15 +159,22 @@ def _has_windows(arguments: Callable[[], Any]) -> bool:
     return False
 
 
-def _when_placed(body: Callable[..., int], pieces: int, before: _Before) -> Callable[..., Steps]:
-    """Return the steps of a body that starts so many pieces of work and does not wait for them."""
+def _launch_pieces(session: Session, kernel_id: int, config: LaunchConfig) -> int:
+    """Return how many pieces a kernel is, and the moves of its windows on managed memory ahead of it."""
+    with suppress(TensorWasmError):  # the launch reports it
+        return session.kernels.pieces(kernel_id, config.grid) + MOST_MOVES
+    return _ONE_PIECE
+
+
+def _when_placed(body: Callable[..., int], pieces: _Pieces, before: _Before) -> Callable[..., Steps]:
+    """Return the steps of a body that starts some pieces of work and does not wait for them."""
 
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         session = service.session
         with suppress(InvalidArgs):  # a stream records
             yield from _drained(session, *before(call, session, *params))
-        return (yield from _placed(call, session, pieces, partial(body, call, *params)))
+        return (yield from _placed(call, session, pieces(call, session, *params), partial(body, call, *params)))
 
     return steps
 
@@ -202,6 +210,17 @@ def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
     return []
 
 
+def _start_pieces(call: HostCall, session: Session, *params: int) -> int:
+    with suppress(TensorWasmError):  # the launch reports it
+        kernel_id, config, _, _ = kernels.decode(parse_argv, call, *params[:-1])
+        return _launch_pieces(session, kernel_id, config)
+    return _ONE_PIECE
+
+
+def _copy_pieces(_call: HostCall, session: Session, *params: int) -> int:
+    return session.buffers.pieces(u32(params[-2]))
+
+
 def _before_copy(call: HostCall, session: Session, *params: int) -> list[int]:
     with suppress(TensorWasmError):  # the copy reports it
         return session.buffers.before_copy(memory_of(call), u64(params[-1]))
@@ -214,12 +233,12 @@ STEPS: Final[dict[Callable[..., Any], Callable[..., Steps]]] = {
     resources.event_sync: event_sync,
     kernels.launch: _launch(parse_argv),
     kernels.launch_0_1: _launch(kernels.refuse_argv),
-    kernels.launch_async: _when_placed(kernels.launch_async, _LAUNCH_PIECES, _before_start),
+    kernels.launch_async: _when_placed(kernels.launch_async, _start_pieces, _before_start),
     resources.graph_launch: graph_launch,
     resources.alloc: alloc,
     kernels.load_ptx: load_ptx,
     **{
-        body: _when_placed(body, _ONE_PIECE, _before_copy)
+        body: _when_placed(body, _copy_pieces, _before_copy)
         for body in (resources.memcpy_d2h_async, resources.memcpy_h2d_async)
     },
     **{
