@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -34,7 +35,10 @@ sys.path[:0] = [str(ROOT / "tests")]
 if TYPE_CHECKING:
     from strategies.hostile import Hostile
     from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.session.core import SessionCore
     from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.gpu.state.resource_table import HeldKernel
+    from tensorwasm.values import LaunchConfig
 
 BUDGET_S: Final = 0.02
 """From a launch to its deadline."""
@@ -236,7 +240,6 @@ def launch(
     from tensorwasm.values import NEVER, Deadline, LaunchConfig  # noqa: PLC0415
 
     core = session._core  # noqa: SLF001 - what lies behind those checks
-    grid = within_limit(kernel.grid)
     held, buffer = core.table.kernels[kernel_id], core.table.buffers[own]
     shared, window = held.shared, core.window
     if shared.guarded is None or window is None or not shared.guarded.verified.takes(kernel.block):
@@ -246,7 +249,7 @@ def launch(
         (value - value % align).to_bytes(8 if at < 3 else 4, "little") for at, (value, align) in enumerate(aligned)
     ]
     deadline, limit = Deadline.after(BUDGET_S), Deadline.after(BUDGET_S + GRACE_S)
-    asked = LaunchConfig(grid, kernel.block, kernel.dynamic_shared_bytes)
+    asked = within_limit(core, held, LaunchConfig(kernel.grid, kernel.block, kernel.dynamic_shared_bytes))
     config, given = core.complete(held, asked, tuple(values), deadline)
     stream, outcome = core.work.find(0), "clean"
     work = core.device.launch, shared.loaded, shared.entry, config, given, core.reachable(), stream.stream, limit
@@ -266,13 +269,14 @@ def launch(
     return outcome, round(late_ms, 3), bytes(found)
 
 
-def within_limit(grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return a grid with as many blocks as a guarded launch may have, where one has more."""
-    from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS  # noqa: PLC0415
+def within_limit(core: SessionCore, held: HeldKernel, config: LaunchConfig) -> LaunchConfig:
+    """Return a launch with as many blocks as a guarded one may have, about, where it has more."""
+    from tensorwasm.gpu.device.limits import GUARDED_PIECES  # noqa: PLC0415
 
-    x = min(grid[0], MAX_GUARDED_BLOCKS)
-    y = min(grid[1], MAX_GUARDED_BLOCKS // x)
-    return x, y, min(grid[2], MAX_GUARDED_BLOCKS // (x * y))
+    while core.launch_pieces(held, config) > GUARDED_PIECES:
+        x, y, z = ((each + 1) // 2 for each in config.grid)
+        config = replace(config, grid=(x, y, z))
+    return config
 
 
 def examine(names: Sequence[str], folder: str, device: str, limit_s: float) -> dict[str, Any]:

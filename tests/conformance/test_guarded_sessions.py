@@ -243,8 +243,13 @@ def test_a_grid_of_too_many_blocks_to_stop_in_time_is_refused(device, compiled):
     with Puppet(device, compiled=compiled, guarded=True) as puppet:
         loaded, handle = puppet.load(COUNTER, b"k"), puppet.alloc(64, 0)
         argv = encode_argv([BufferOffset(handle, 0)])
-        assert puppet.start(loaded, argv, (4096, 4096, 2), (1, 1, 1)) == -8, puppet.error()
-        assert b"blocks" in puppet.error().encode()
+        for grid, block in (
+            ((8192, 8192, 8), (1, 1, 1)),
+            ((2048, 2048, 1), (1024, 1, 1)),
+            ((2**31 - 1, 65535, 65535), (1, 1, 1)),
+        ):
+            assert puppet.start(loaded, argv, grid, block) == -8, puppet.error()
+            assert "blocks of this size" in puppet.error()
         assert puppet.start(loaded, argv, (1, 1, 1), (1, 1, 1)) == 0
 
 

@@ -9,15 +9,20 @@ import pytest
 
 from conformance.puppet import Puppet
 from fakes.argv import encode_argv
-from fakes.emulation import kernel, store_result
+from fakes.emulation import kernel
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.device.limits import GUARDED_PIECES, MAX_GUARDED_BLOCKS
-from tensorwasm.values import MIB, NEVER, Deadline
+from tensorwasm.gpu.device.limits import GUARDED_PIECE_SHARES, GUARDED_PIECES
+from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 LATE_S = 0.25
 """A quarter of what the end of a session waits before the device counts as lost."""
-NUMBER = kernel(store_result("%r0")).encode()
+NUMBER = kernel("ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], 7;").encode()
+STACK = kernel(
+    """.local .align 16 .b8 own[16384]; mov.u64 %rd1, own; cvta.local.u64 %rd1, %rd1; cvt.u64.u32 %rd2, %r0;
+    add.u64 %rd1, %rd1, %rd2; st.u8 [%rd1], 7; ld.u8 %r1, [%rd1]; ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], %r1;"""
+).encode()
+"""Has so much local memory that to clear it for all blocks takes seconds."""
 LARGE = 32 * MIB
 STREAMS = 16
 TIMEOUT, QUOTA, PAGE = -5, -6, 65536
@@ -30,16 +35,19 @@ class Flood:
         assert puppet.grow(LARGE // PAGE) > 0
         self._puppet = puppet
         self._buffer = puppet.alloc(LARGE, 0)
-        self._kernel = puppet.load(NUMBER, b"k")
+        self._kernel, self._stack = puppet.load(NUMBER, b"k"), puppet.load(STACK, b"k")
         self._argv = encode_argv([BufferOffset(self._buffer, 0)])
-        self._grid = (MAX_GUARDED_BLOCKS if on_gpu else 64, 1, 1)
+        self._grid, self._block = (1 << 20 if on_gpu else 64, 1, 1), (1024 if on_gpu else 1, 1, 1)
         self._graph = 0
 
-    def launch(self, stream=0, deadline=NEVER, grid=(1, 1, 1)):
-        return self._puppet.begin(self._kernel, self._argv, stream, grid, deadline=deadline)
+    def launch(self, stream=0, deadline=NEVER, grid=(1, 1, 1), block=(1, 1, 1), shared=0):
+        return self._puppet.begin(self._kernel, self._argv, stream, grid, block, shared, deadline)
 
     def blocks(self, stream=0, deadline=NEVER):
-        return self.launch(stream, deadline, self._grid)
+        return self.launch(stream, deadline, self._grid, self._block)
+
+    def stacks(self, stream=0, deadline=NEVER):
+        return self._puppet.begin(self._stack, self._argv, stream, self._grid, self._block, 0, deadline)
 
     def copy(self, stream=0, deadline=NEVER):
         return self._puppet.memcpy_h2d_async(self._buffer, 0, PAGE, LARGE, stream, deadline=deadline)
@@ -77,7 +85,7 @@ def pending(puppet):
 
 
 @pytest.mark.parametrize("streams", [1, STREAMS])
-@pytest.mark.parametrize("kind", ["launch", "blocks", "copy", "replay"])
+@pytest.mark.parametrize("kind", ["launch", "blocks", "stacks", "copy", "replay"])
 def test_what_is_queued_is_gone_soon_after_its_deadline(device, puppet, flood, kind, streams):
     numbers = [puppet.stream_create() for _ in range(streams)]
     if kind == "replay":
@@ -105,8 +113,26 @@ def test_a_graph_holds_no_more_than_may_be_pending(puppet, flood):
     assert b"large ones count more" in puppet.error().encode()
 
 
+@pytest.mark.parametrize(
+    ("threads", "shared_bytes", "shares"),
+    [(1, 0, 1), (32, 0, 1), (64, 0, 1), (65, 0, 2), (256, 0, 4), (1024, 0, 16), (1, 20 << 10, 3), (1, 200 << 10, 29)],
+)
+def test_a_launch_counts_as_what_its_blocks_take_of_the_device(device, puppet, flood, threads, shared_bytes, shares):
+    room = GUARDED_PIECE_SHARES * device.info.multiprocessors
+    core, before = puppet.session._core, pending(puppet)
+    kernel = core.table.kernels[min(core.table.kernels)]
+    for blocks, pieces in ((room // shares - 1, 1), (room // shares + 1, 2), (2 * room // shares + 1, 3)):
+        assert core.launch_pieces(kernel, LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared_bytes)) == pieces
+    if threads == 1024:  # what compiled code counts, where it takes the emulator no long time
+        for blocks, pieces in ((room // shares - 1, 1), (room // shares + 1, 2)):
+            assert flood.launch(grid=(blocks, 1, 1), block=(threads, 1, 1), shared=shared_bytes) == 0, puppet.error()
+            assert pending(puppet) - before == pieces
+            before += pieces
+    assert puppet.sync() == 0
+
+
 def test_more_than_may_be_pending_waits_for_some_of_it(device, puppet, flood):
-    grid, most = (1 << 15 if device.info.kind != "emulator" else 1, 1, 1), 0
+    grid, most = (1 << 14 if device.info.kind != "emulator" else 1, 1, 1), 0
     for _ in range(2 * GUARDED_PIECES):
         assert flood.launch(0, NEVER, grid) == 0, puppet.error()
         most = max(most, pending(puppet))

@@ -566,7 +566,7 @@ class FakeNative:
     def kernel(self, loaded: Handle, entry: str, deadline: Deadline) -> NativeKernel:
         self._device.begin("kernel")
         self._device.kernels.append((loaded, entry))
-        return NativeKernel(len(self._device.kernels), 1024, 227 << 10, (1 << 31, 65535, 65535), (1024, 1024, 64))
+        return NativeKernel(len(self._device.kernels), 1024, 227 << 10, (1 << 31, 65535, 65535), (1024, 1024, 64), 32)
 
     def stream(self, stream: FakeStream) -> int:
         return stream.number

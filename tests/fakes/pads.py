@@ -145,7 +145,7 @@ class HandPad:
 
     def put_kernel(self, kernel_id: int, signature: KernelSignature, native: NativeKernel) -> None:
         """Write a row for a kernel."""
-        image = KernelImage(signature, native)
+        image = KernelImage(signature, native, None, 0)
         self._images[:] = [image]
         self.layout.kernels[kernel_id % KERNEL_ROWS] = KernelRow(kernel_id, image.address)
         self.driver.sizes = tuple(param.size_bytes for param in signature.params)
@@ -161,7 +161,7 @@ class HandPad:
 
 def kernel_of(max_threads: int = 1024) -> NativeKernel:
     """Return a kernel that hardware would take at any geometry that it takes at all."""
-    return NativeKernel(FUNCTION, max_threads, 227 << 10, ((1 << 31) - 1, 65535, 65535), (1024, 1024, 64))
+    return NativeKernel(FUNCTION, max_threads, 227 << 10, ((1 << 31) - 1, 65535, 65535), (1024, 1024, 64), 32)
 
 
 assert {name for name, _ in DriverTable._fields_} == {f.name for f in fields(NativeTable)}

@@ -13,7 +13,6 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm.errors import DeviceFault, InvokeTimeout
-from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.broker import WorkerBroker
@@ -23,6 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 SOON_S = 60
 CALLS = 20
+BLOCKS = 1 << 24
 TIMEOUT, BUSY = -5, -6
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 VECTOR_ADD = (EXAMPLES / "vector_add" / "vector_add.wasm").read_bytes()
@@ -45,7 +45,7 @@ GUEST = bytes(
   (func (export "flood") (result i32) (local $kernel i64) (local $code i32)
     (local.set $kernel (call $load (i32.const 2048) (i32.const {NOTHING_BYTES}) (i32.const 0) (i32.const 1)))
     (loop $more
-      (local.set $code (call $launch_async (local.get $kernel) (i32.const {MAX_GUARDED_BLOCKS}) (i32.const 1)
+      (local.set $code (call $launch_async (local.get $kernel) (i32.const {BLOCKS}) (i32.const 1)
         (i32.const 1) (i32.const 1) (i32.const 1) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0)
         (i64.const 0)))
       (br_if $more (i32.eqz (local.get $code))))

@@ -186,6 +186,7 @@ class CudaKernel:
         self._threads = self._ask(attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
         self._static_bytes = self._ask(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         self._dynamic_bytes = self._ask(self._most_dynamic)
+        self._registers = self._ask(attributes.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self._lock = threading.Lock()
 
     def _ask(self, attribute: Any) -> int:
@@ -233,7 +234,7 @@ class CudaKernel:
         """Return the kernel for compiled code, admitted to all the dynamic shared memory that there is."""
         free_bytes = most.shared_bytes - self._static_bytes
         self.admit_shared(free_bytes)
-        return NativeKernel(int(self.handle), self._threads, free_bytes, most.grid, most.block)
+        return NativeKernel(int(self.handle), self._threads, free_bytes, most.grid, most.block, self._registers)
 
     def admit_shared(self, size_bytes: int) -> None:
         """Let the kernel use that much dynamic shared memory, which beyond 48 KiB takes an attribute of its own."""

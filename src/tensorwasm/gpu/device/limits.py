@@ -16,14 +16,17 @@ MAX_BLOCK_THREADS_PER_AXIS: Final = 1024
 MAX_BLOCK_THREADS: Final = 1024
 MAX_GRID_BLOCKS_PER_AXIS: Final = (1 << 31) - 1
 MAX_DYNAMIC_SHARED_BYTES: Final = 228 << 10
-MAX_GUARDED_BLOCKS: Final = 1 << 24
-"""Blocks of one launch of a guarded kernel, which look at their deadline one by one: on an H200 so many that have to
-stop are gone in 10 ms, and 2**31 in 1.3 s."""
-
 GUARDED_PIECES: Final = 4096
 """Pieces of work that a session of guarded kernels may have pending. Once it is to stop, each of them is gone in some
-10 us, on an H200: a launch, `GUARDED_PIECE_BLOCKS` of its blocks, or a copy of `GUARDED_PIECE_BYTES`, which goes on."""
-GUARDED_PIECE_BLOCKS: Final = 1 << 14
+10 us, measured on an H200: a launch, `GUARDED_PIECE_SHARES` of a multiprocessor that its blocks take, or a copy of
+`GUARDED_PIECE_BYTES`, which goes on."""
+GUARDED_PIECE_SHARES: Final = 64
+"""For each multiprocessor: twice as many blocks as it can hold, since a block begins and stops in 2 us, and in up to 5
+if threads have local memory: then they count twice."""
+MULTIPROCESSOR_SHARES: Final = 32
+"""A block takes as many of them as its part of the threads, the registers or the shared memory, of an H200, is."""
+MULTIPROCESSOR_THREADS: Final = 2048
+MULTIPROCESSOR_REGISTERS: Final = 65536
 GUARDED_PIECE_BYTES: Final = 512 << 10
 
 MAX_GUARDED_REGISTERS: Final = 255

@@ -339,6 +339,7 @@ class NativeKernel:
     Attributes:
         handle: the ``CUfunction``.
         max_dynamic_shared_bytes: the kernel has been admitted to all of it.
+        registers: of a thread.
     """
 
     handle: int
@@ -346,6 +347,7 @@ class NativeKernel:
     max_dynamic_shared_bytes: int
     max_grid: tuple[int, int, int]
     max_block: tuple[int, int, int]
+    registers: int
 
 
 class Native(Protocol):

@@ -14,10 +14,12 @@ goes to Python, and the newest wins.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Final
 
+from tensorwasm.gpu.device import limits
 from tensorwasm.gpu.device.protocols import NativeKernel, NativeTable
-from tensorwasm.values import KernelSignature
+from tensorwasm.values import Dim3, KernelSignature
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.device.guarded_kernel import GuardedKernel
@@ -41,6 +43,11 @@ NO_DEADLINE_NS: Final = (1 << 64) - 1
 UNBOUNDED: Final = 1 << 62
 """More than can ever be pending."""
 WORD_BYTES: Final = 8
+_REGISTER_GRAIN: Final = 8
+_WARP_LANES: Final = 32
+_BLOCK_SHARED_BYTES: Final = 1 << 10
+"""Shared memory of each block that the system has for itself."""
+_SHARES: Final = limits.MULTIPROCESSOR_SHARES
 
 _u64 = ctypes.c_uint64
 
@@ -69,7 +76,8 @@ class KernelHead(ctypes.Structure):
     that the kernel demands, zeros if none. ``max_shared_bytes`` bounds dynamic shared memory. ``guarded`` is 1 for a
     guarded kernel, which takes one parameter more, ``dynamic`` if the launch says how much shared memory there is; that
     and the fields behind it are of `tensorwasm.gpu.device.guarded_kernel.SharedNeeds`. ``whole_rows`` and
-    ``whole_warps`` are those of `tensorwasm.ptx.verifier.Verified`.
+    ``whole_warps`` are those of `tensorwasm.ptx.verifier.Verified`. ``thread_registers``, ``static_bytes`` and
+    ``piece_shares``, which is 0 for a kernel whose launch is one piece of work, are for `KernelImage.pieces`.
     """
 
     _fields_ = (
@@ -88,6 +96,9 @@ class KernelHead(ctypes.Structure):
         ("least_bytes", _u64),
         ("whole_rows", _u64),
         ("whole_warps", _u64),
+        ("thread_registers", _u64),
+        ("static_bytes", _u64),
+        ("piece_shares", _u64),
     )
 
 
@@ -263,13 +274,21 @@ class SessionLayout(ctypes.Structure):
 class KernelImage:
     """A kernel in the form that layouts point to. Immutable; its owner keeps it alive while a layout has its address.
 
+    Args:
+        signature: what launches give.
+        native: the device's kernel.
+        guarded: what a guarded kernel needs.
+        multiprocessors: of the device.
+
     Attributes:
         address: of its `KernelHead`.
     """
 
-    __slots__ = ("_memory", "address")
+    __slots__ = ("_head", "_memory", "address")
 
-    def __init__(self, signature: KernelSignature, native: NativeKernel, guarded: GuardedKernel | None = None) -> None:
+    def __init__(
+        self, signature: KernelSignature, native: NativeKernel, guarded: GuardedKernel | None, multiprocessors: int
+    ) -> None:
         rows = [ParamRow(param.size_bytes, int(param.pointer), param.access_align_bytes) for param in signature.params]
         passable = len(rows) <= MAX_ARGS and all(
             param.scalar and param.size_bytes in (4, 8) and (not param.pointer or param.size_bytes == 8)
@@ -290,9 +309,30 @@ class KernelImage:
             head.dynamic, head.program_bytes = int(guarded.shared.dynamic), guarded.shared.program_bytes
             head.reserve_bytes, head.least_bytes = guarded.shared.reserve_bytes, guarded.shared.least_bytes
             head.whole_rows, head.whole_warps = int(guarded.verified.whole_rows), int(guarded.verified.whole_warps)
+            least = limits.MULTIPROCESSOR_REGISTERS // limits.MULTIPROCESSOR_THREADS
+            head.thread_registers = max(native.registers + -native.registers % _REGISTER_GRAIN, least)
+            arrays = guarded.verified.arrays
+            head.static_bytes = arrays.shared_bytes + _BLOCK_SHARED_BYTES
+            head.piece_shares = limits.GUARDED_PIECE_SHARES * multiprocessors // (1 + bool(arrays.local_bytes))
+        self._head = head
         data = bytes(head) + b"".join(map(bytes, rows))
         self._memory = (_u64 * (len(data) // 8)).from_buffer_copy(data)
         self.address = ctypes.addressof(self._memory)
+
+    def pieces(self, grid: Dim3, block: Dim3, shared_bytes: int) -> int:
+        """Return how many pieces of work a launch with so much dynamic shared memory is.
+
+        A launch that is to stop is gone once all its blocks have begun. How many begin at a time is what its
+        multiprocessors have room for.
+        """
+        head = self._head
+        if not head.piece_shares:
+            return 1
+        threads = math.prod(block) + -math.prod(block) % _WARP_LANES
+        of_registers: int = -(-threads * head.thread_registers * _SHARES // limits.MULTIPROCESSOR_REGISTERS)
+        all_bytes = head.static_bytes + head.max_shared_bytes
+        of_shared: int = -(-(head.static_bytes + shared_bytes) * _SHARES // all_bytes)
+        return 1 + math.prod(grid) * min(max(of_registers, of_shared), _SHARES) // int(head.piece_shares)
 
 
 def driver_table(table: NativeTable) -> DriverTable:

@@ -116,7 +116,7 @@ class SharedKernel:
             native = device.native.kernel(self.loaded, self.entry, deadline)
             with self._lock:  # a second image would free the first, whose address layouts have
                 if self._image is None:
-                    self._image = KernelImage(self.signature, native, self.guarded)
+                    self._image = KernelImage(self.signature, native, self.guarded, device.info.multiprocessors)
         return self._image
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
-from tensorwasm.gpu.device.limits import GUARDED_PIECE_BLOCKS, GUARDED_PIECE_BYTES, MAX_GUARDED_BLOCKS, SessionLimits
+from tensorwasm.gpu.device.limits import GUARDED_PIECE_BYTES, SessionLimits
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout import SessionLayout
@@ -30,7 +29,7 @@ from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.values import NEVER, Deadline, Dim3, LaunchConfig, MemoryKind, Region
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, MemoryKind, Region
 
 SETTLE_LIMIT_S: Final = 30.0
 """Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
@@ -169,11 +168,13 @@ class SessionCore:
         )
         return replace(config, shared_bytes=shared_bytes), (*values, parameter)
 
-    def launch_pieces(self, kernel: HeldKernel, grid: Dim3) -> int:
-        """Return how many pieces of work a launch is that is not refused."""
-        if kernel.shared.guarded is None:
+    def launch_pieces(self, kernel: HeldKernel, config: LaunchConfig) -> int:
+        """Return how many pieces of work a launch is, with as much shared memory as it asks for."""
+        guarded = kernel.shared.guarded
+        if guarded is None:
             return 1
-        return 1 + min(math.prod(grid), MAX_GUARDED_BLOCKS) // GUARDED_PIECE_BLOCKS
+        shared_bytes = guarded.shared.total(config.shared_bytes)
+        return kernel.shared.image(self.device, NEVER).pieces(config.grid, config.block, shared_bytes)
 
     def copy_pieces(self, size_bytes: int) -> int:
         """Return how many pieces of work a copy is."""

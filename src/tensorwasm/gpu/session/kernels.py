@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, InvalidDimensions, InvokeTimeout
 from tensorwasm.gpu.device.arguments import Argument, HostWindow, Scalar, bind, check_fit, check_geometry
-from tensorwasm.gpu.device.limits import MAX_GUARDED_BLOCKS
+from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.limits.load_places import LoadPlace
 from tensorwasm.gpu.session.checked_launch import CheckedLaunch
 from tensorwasm.gpu.session.core import in_turn
@@ -16,7 +16,7 @@ from tensorwasm.gpu.session.graphs import RecordingPart
 from tensorwasm.gpu.staging import Placement
 from tensorwasm.gpu.state.numbered import OWN
 from tensorwasm.gpu.state.resource_table import HeldKernel
-from tensorwasm.values import Deadline, Dim3, LaunchConfig, Region
+from tensorwasm.values import Deadline, LaunchConfig, Region
 
 Arguments = Callable[[], Sequence[Argument]]
 
@@ -156,9 +156,9 @@ class SessionKernels(RecordingPart):
             work.permit.settle()
 
     @in_turn(recording=True)
-    def pieces(self, kernel_id: int, grid: Dim3) -> int:
+    def pieces(self, kernel_id: int, config: LaunchConfig) -> int:
         """Return how many pieces of work a launch is, the moves of its windows not counted."""
-        return self._core.launch_pieces(self._core.table.kernels[kernel_id], grid)
+        return self._core.launch_pieces(self._core.table.kernels[kernel_id], config)
 
     @in_turn(recording=True)
     def before_launch(self, memory: Region) -> list[int]:
@@ -246,9 +246,9 @@ class SessionKernels(RecordingPart):
     ) -> None:
         core, uses = self._core, self._require_recording(stream).uses
         kernel, bound, windows = self._resolve(kernel_id, config, arguments)
+        pieces = core.launch_pieces(kernel, config)
         if kernel.shared.sites:
             raise InvalidArgs("a kernel that checks its accesses is launched by itself, and not recorded into a graph")
-        pieces = core.launch_pieces(kernel, config.grid)
         recorder = self._begin_step(stream, memory, deadline, pieces)
         self._require_reached(windows)
         config, values = core.complete(kernel, config, self._bind(kernel, bound), None)
@@ -262,24 +262,25 @@ class SessionKernels(RecordingPart):
             uses.memory = reached
 
     def _resolve(
-        self, kernel_id: int, config: LaunchConfig, arguments: Arguments
+        self, kernel_id: int, asked: LaunchConfig, arguments: Arguments
     ) -> tuple[HeldKernel, Sequence[Argument], list[HostWindow]]:
-        bound = arguments()
+        bound, config = arguments(), asked
         kernel = self._core.table.kernels[kernel_id]
         guarded = kernel.shared.guarded
         if guarded is not None:
-            if math.prod(config.grid) > MAX_GUARDED_BLOCKS:
-                raise InvalidDimensions(
-                    f"grid {config.grid}: a guarded kernel has at most {MAX_GUARDED_BLOCKS} blocks a launch; "
-                    "launch it in parts"
-                )
             if not guarded.verified.takes(config.block):
                 raise InvalidDimensions(
                     f"block {config.block}: threads of this kernel wait for their warp, so it takes whole warps of 32 "
                     "threads, along x if there are several rows"
                 )
-            config = replace(config, shared_bytes=guarded.shared.total(config.shared_bytes))
+            config = replace(asked, shared_bytes=guarded.shared.total(asked.shared_bytes))
         check_fit(config, kernel.shared.signature, self._core.device.info)
+        if guarded is not None and (pieces := self._core.launch_pieces(kernel, asked)) > GUARDED_PIECES:
+            most = math.prod(config.grid) * GUARDED_PIECES // pieces
+            raise InvalidDimensions(
+                f"grid {config.grid}: a guarded kernel has at most some {most} blocks of this size a launch, "
+                "since each has to begin before it can stop; launch it in parts"
+            )
         return kernel, bound, [argument for argument in bound if isinstance(argument, HostWindow)]
 
     def _bind(
@@ -309,8 +310,8 @@ class SessionKernels(RecordingPart):
         if shared.sites:
             located = core.windows.locate(placement, windows)
             checked = CheckedLaunch(core, kernel, located, config.shared_bytes, deadline)
+        pieces = core.launch_pieces(kernel, config)
         config, values = core.complete(kernel, config, values, deadline)
-        pieces = core.launch_pieces(kernel, config.grid)
         work.give(stream, pieces, launch, shared.loaded, shared.entry, config, values, regions, stream.stream, deadline)
         core.launched += 1
         if checked is not None:

@@ -45,7 +45,6 @@ from tensorwasm.guest.native.layout import (
     LOW,
     MAX_AXIS_BLOCKS,
     MAX_AXIS_THREADS,
-    MAX_GUARDED_BLOCKS,
     MAX_SHARED_BYTES,
     MAX_THREADS,
     NO_DEADLINE_NS,
@@ -53,9 +52,10 @@ from tensorwasm.guest.native.layout import (
     OFFER,
     OFFER_ROWS,
     ONE,
-    PIECE_BLOCKS,
     SCRATCH,
     SESSION,
+    SHARED_REGISTERS,
+    SHARES,
     STREAM,
     SUCCESS,
     UNLOOKED_NS,
@@ -193,14 +193,11 @@ def total_shared(head: int, asked: int) -> int:
 @compiled
 def fits(cells: int, head: int) -> bool:
     """Return whether the launch's geometry suits ABI, device and kernel."""
-    threads, blocks = ONE, ONE
+    threads = ONE
     for axis in range(uint64(3)):
         if not fits_axis(cells, head, axis):
             return False
         threads *= read_i32(cells, BLOCK_AT + axis)
-        blocks *= read_i32(cells, GRID_AT + axis)
-    if load_u64(head + HEAD.guarded) != ZERO and blocks > MAX_GUARDED_BLOCKS:
-        return False
     shared = read_i32(cells, SHARED_AT)
     if threads > MAX_THREADS or threads > load_u64(head + HEAD.max_threads) or not is_whole(cells, head, threads):
         return False
@@ -263,13 +260,32 @@ def prepare(session: int, head: int, cells: int, base: int, size_bytes: int, sta
     return windows != NOTHING and staging and stage(session, scratch, windows, base)
 
 
+MOST_BLOCKS = uint64(1 << 48)
+"""More than may be launched; so many shares of them are a number of 64 bits."""
+
+
 @compiled
 def pieces_of(cells: int, head: int) -> int:
-    """Return how many pieces of work a launch is."""
-    if load_u64(head + HEAD.guarded) == ZERO:
+    """Return how many pieces of work a launch is; see `tensorwasm.gpu.native.layout.KernelImage.pieces`."""
+    piece_shares = load_u64(head + HEAD.piece_shares)
+    if piece_shares == ZERO:
         return ONE
-    blocks = read_i32(cells, GRID_AT) * read_i32(cells, GRID_AT + ONE) * read_i32(cells, GRID_AT + uint64(2))
-    return ONE + blocks // PIECE_BLOCKS
+    blocks, threads = ONE, ONE
+    for axis in range(uint64(3)):
+        blocks *= read_i32(cells, GRID_AT + axis)
+        threads *= read_i32(cells, BLOCK_AT + axis)
+    threads = (threads + LANE_MASK) & ~LANE_MASK
+    of_registers = divided_up(threads * load_u64(head + HEAD.thread_registers) * SHARES, SHARED_REGISTERS)
+    static_bytes = load_u64(head + HEAD.static_bytes)
+    shared_bytes = static_bytes + total_shared(head, read_i32(cells, SHARED_AT))
+    of_shared = divided_up(shared_bytes * SHARES, static_bytes + load_u64(head + HEAD.max_shared_bytes))
+    return ONE + min(blocks, MOST_BLOCKS) * min(max(of_registers, of_shared), SHARES) // piece_shares
+
+
+@compiled
+def divided_up(value: int, by: int) -> int:
+    """Return a quotient, rounded up."""
+    return (value + by - ONE) // by
 
 
 @compiled

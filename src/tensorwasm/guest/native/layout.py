@@ -88,7 +88,6 @@ MAX_ARGV_BYTES: Final = uint64(layout.MAX_ARGV_BYTES)
 MAX_AXIS_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS_PER_AXIS)
 MAX_THREADS: Final = uint64(limits.MAX_BLOCK_THREADS)
 MAX_AXIS_BLOCKS: Final = uint64(limits.MAX_GRID_BLOCKS_PER_AXIS)
-MAX_GUARDED_BLOCKS: Final = uint64(limits.MAX_GUARDED_BLOCKS)
 MAX_SHARED_BYTES: Final = uint64(limits.MAX_DYNAMIC_SHARED_BYTES)
 
 TAG_PTR: Final = uint64(next(row.tag for row in abi.ARG_TAGS if row.name == "ptr"))
@@ -101,7 +100,8 @@ TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_
 TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
 
 NO_DEADLINE_NS: Final = uint64(layout.NO_DEADLINE_NS)
-PIECE_BLOCKS: Final = uint64(limits.GUARDED_PIECE_BLOCKS)
+SHARES: Final = uint64(limits.MULTIPROCESSOR_SHARES)
+SHARED_REGISTERS: Final = uint64(limits.MULTIPROCESSOR_REGISTERS)
 UNLOOKED_NS: Final = uint64(limits.GUARDED_UNLOOKED_NS)
 DEADLINE_NEAR_NS: Final = uint64(int(limits.DEADLINE_NEAR_S * 1e9))
 YIELD_NEAR_NS: Final = uint64(abi.YIELD_NEAR_MS * 1_000_000)

@@ -91,7 +91,7 @@ def prologue(
     shared_base: int,
     width: Width,
 ) -> list[Statement]:
-    """Return how the body of a guarded function begins: clear registers and memory, and check the time.
+    """Return how the body of a guarded function begins: clear registers, check the time, and clear memory.
 
     Kernels of which `checks_late` is true have the check behind this.
 
@@ -119,15 +119,19 @@ def prologue(
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
         made += [*_clock(LAUNCH_LOOK)] if entry else [*_clock(LAUNCH_DEADLINE), *_deadline_check()]
-    if arrays.local_bytes:
-        made += _local_array(arrays, entry=entry)
+    if arrays.local_bytes and not entry:
+        made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
     if arrays.dynamic:
         made.append(instruction("ld.param.u32", SIZE, launch_field(LAUNCH_SHARED)))
         made.append(instruction("sub.u32", SHARED_TOP, SIZE, Int(arrays.shared_reserve_bytes)))
     for family, value in FIRST_VALUES.items():
         word = "mov.b64" if FAMILIES[family] == "b64" else "mov.b32"
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
-    return made + (_checked_shared(arrays, shared_base) if entry and not checks_late(arrays) else [])
+    if not entry or checks_late(arrays):
+        return made
+    has_shared = arrays.dynamic or arrays.shared_bytes
+    made += _checked_shared(arrays, shared_base) if has_shared else time_check()
+    return made + (_local_array(arrays) if arrays.local_bytes else [])
 
 
 def _launch_registers(width: Width) -> list[Statement]:
@@ -138,11 +142,11 @@ def _launch_registers(width: Width) -> list[Statement]:
 
 
 def checks_late(arrays: Arrays) -> bool:
-    """Return whether a kernel checks the time behind its first instructions: it clears no shared memory.
+    """Return whether a kernel checks the time behind its first instructions: it clears no memory.
 
     To read the clock takes long. What a kernel computes first takes none of that time if it stands before the check.
     """
-    return not (arrays.dynamic or arrays.shared_bytes)
+    return not (arrays.dynamic or arrays.shared_bytes or arrays.local_bytes)
 
 
 def time_check() -> list[Statement]:
@@ -162,10 +166,8 @@ def _deadline_check() -> list[Statement]:
     return [instruction("setp.gt.u64", TEST, NOW, LIMIT), instruction("bra", Name(STOP), when=TEST)]
 
 
-def _local_array(arrays: Arrays, *, entry: bool) -> list[Statement]:
-    """Return what finds the array in local memory, and clears it if it is the function's own."""
-    if not entry:
-        return [instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME))]
+def _local_array(arrays: Arrays) -> list[Statement]:
+    """Return what finds a kernel's array in local memory, and clears it."""
     clears = (
         instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
     )

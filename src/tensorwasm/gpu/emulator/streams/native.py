@@ -121,6 +121,7 @@ class EmulatedNative:
             max_dynamic_shared_bytes=max(0, self._info.max_shared_bytes - plan.static_shared_bytes),
             max_grid=MAX_GRID,
             max_block=MAX_BLOCK,
+            registers=0,  # it has as many as a kernel needs
         )
 
     def forget(self, loaded: LoadedModule) -> None:

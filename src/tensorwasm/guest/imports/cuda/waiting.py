@@ -162,7 +162,7 @@ def _has_windows(arguments: Callable[[], Any]) -> bool:
 def _launch_pieces(session: Session, kernel_id: int, config: LaunchConfig) -> int:
     """Return how many pieces a kernel is, and the moves of its windows on managed memory ahead of it."""
     with suppress(TensorWasmError):  # the launch reports it
-        return session.kernels.pieces(kernel_id, config.grid) + MOST_MOVES
+        return session.kernels.pieces(kernel_id, config) + MOST_MOVES
     return _ONE_PIECE
 
 
