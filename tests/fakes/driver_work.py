@@ -292,6 +292,7 @@ def func_get_attribute(fake, attribute, function):
     return SUCCESS, {
         "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 512,
         "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 1024,
+        "CU_FUNC_ATTRIBUTE_NUM_REGS": 32,
         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": function.shared_limit,
     }[attribute]
 

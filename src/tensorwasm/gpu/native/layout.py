@@ -305,15 +305,7 @@ class KernelImage:
             required=signature.required_block or (0, 0, 0),
         )
         if guarded is not None:
-            head.guarded = 1
-            head.dynamic, head.program_bytes = int(guarded.shared.dynamic), guarded.shared.program_bytes
-            head.reserve_bytes, head.least_bytes = guarded.shared.reserve_bytes, guarded.shared.least_bytes
-            head.whole_rows, head.whole_warps = int(guarded.verified.whole_rows), int(guarded.verified.whole_warps)
-            least = limits.MULTIPROCESSOR_REGISTERS // limits.MULTIPROCESSOR_THREADS
-            head.thread_registers = max(native.registers + -native.registers % _REGISTER_GRAIN, least)
-            arrays = guarded.verified.arrays
-            head.static_bytes = arrays.shared_bytes + _BLOCK_SHARED_BYTES
-            head.piece_shares = limits.GUARDED_PIECE_SHARES * multiprocessors // (1 + bool(arrays.local_bytes))
+            _put_guarded(head, guarded, native.registers, multiprocessors)
         self._head = head
         data = bytes(head) + b"".join(map(bytes, rows))
         self._memory = (_u64 * (len(data) // 8)).from_buffer_copy(data)
@@ -333,6 +325,18 @@ class KernelImage:
         all_bytes = head.static_bytes + head.max_shared_bytes
         of_shared: int = -(-(head.static_bytes + shared_bytes) * _SHARES // all_bytes)
         return 1 + math.prod(grid) * min(max(of_registers, of_shared), _SHARES) // int(head.piece_shares)
+
+
+def _put_guarded(head: KernelHead, guarded: GuardedKernel, registers: int, multiprocessors: int) -> None:
+    head.guarded = 1
+    head.dynamic, head.program_bytes = int(guarded.shared.dynamic), guarded.shared.program_bytes
+    head.reserve_bytes, head.least_bytes = guarded.shared.reserve_bytes, guarded.shared.least_bytes
+    head.whole_rows, head.whole_warps = int(guarded.verified.whole_rows), int(guarded.verified.whole_warps)
+    least = limits.MULTIPROCESSOR_REGISTERS // limits.MULTIPROCESSOR_THREADS
+    head.thread_registers = max(registers + -registers % _REGISTER_GRAIN, least)
+    arrays = guarded.verified.arrays
+    head.static_bytes = arrays.shared_bytes + _BLOCK_SHARED_BYTES
+    head.piece_shares = limits.GUARDED_PIECE_SHARES * multiprocessors // (1 + bool(arrays.local_bytes))
 
 
 def driver_table(table: NativeTable) -> DriverTable:

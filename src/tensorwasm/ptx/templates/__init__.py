@@ -127,11 +127,7 @@ def prologue(
     for family, value in FIRST_VALUES.items():
         word = "mov.b64" if FAMILIES[family] == "b64" else "mov.b32"
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
-    if not entry or checks_late(arrays):
-        return made
-    has_shared = arrays.dynamic or arrays.shared_bytes
-    made += _checked_shared(arrays, shared_base) if has_shared else time_check()
-    return made + (_local_array(arrays) if arrays.local_bytes else [])
+    return made + (_checked_memory(arrays, shared_base) if entry and not checks_late(arrays) else [])
 
 
 def _launch_registers(width: Width) -> list[Statement]:
@@ -211,6 +207,13 @@ def _clock(limit: int) -> list[Statement]:
         instruction("mov.u64", NOW, Name("%globaltimer")),
         instruction("ld.param.u64", LIMIT, launch_field(limit)),
     ]
+
+
+def _checked_memory(arrays: Arrays, shared_base: int) -> list[Statement]:
+    """Return what clears a kernel's memory, with the check of the time before."""
+    has_shared = arrays.dynamic or arrays.shared_bytes
+    made = _checked_shared(arrays, shared_base) if has_shared else time_check()
+    return made + (_local_array(arrays) if arrays.local_bytes else [])
 
 
 def _checked_shared(arrays: Arrays, base: int) -> list[Statement]:
