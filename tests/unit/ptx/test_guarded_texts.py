@@ -163,3 +163,15 @@ def test_a_narrow_text_is_refused_with_parts_of_a_wide_one(old, new):
     assert old in text
     with pytest.raises(MalformedPtx):
         verify(text.replace(old, new))
+
+
+def test_what_registers_hold_at_first_has_been_set_before():
+    body = ".local .align 4 .b8 own[48]; mov.u32 %r1, own; mov.u32 %r2, %tid.x; add.u32 %r1, %r1, %r2;"
+    body += " st.local.u8 [%r1], 1;"
+    text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<3>; {body} ret; }}"
+    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
+    verify(printed)
+    found, first = "\tmov.u32 %tw_frame, __tw_local;\n", "\tmov.b32 %tw_m0, %tw_frame;\n"
+    assert found in printed.partition(first)[0]
+    with pytest.raises(UnsupportedPtx):
+        verify(printed.replace(found, "").replace(first, first + found))

@@ -35,22 +35,33 @@ class StopWord:
         status_at: address of status and request, on the device and on the host.
     """
 
-    __slots__ = ("_request", "_status", "flag_at", "status_at")
+    __slots__ = ("_late", "_status", "_told", "flag_at", "status_at")
 
     def __init__(self, flag_at: int, status_at: int) -> None:
         self.flag_at = flag_at
         self.status_at = status_at
         self._status = ctypes.c_uint32.from_address(status_at)
-        self._request = ctypes.c_uint32.from_address(status_at + STATUS_REQUEST)
+        # Two bytes of the request, since two threads may set them at one time.
+        self._told = ctypes.c_bool.from_address(status_at + STATUS_REQUEST)
+        self._late = ctypes.c_bool.from_address(status_at + STATUS_REQUEST + 1)
 
     @property
     def stopping(self) -> bool:
         """Whether the session's kernels are to stop, those that begin later too. Waits for none of them."""
-        return self._request.value != 0
+        return self._told.value
 
     @stopping.setter
     def stopping(self, wanted: bool) -> None:
-        self._request.value = wanted
+        self._told.value = wanted
+
+    @property
+    def late(self) -> bool:
+        """Whether they are to stop because a replay's deadline has passed: as `stopping`, and apart from it."""
+        return self._late.value
+
+    @late.setter
+    def late(self, wanted: bool) -> None:
+        self._late.value = wanted
 
     @property
     def status(self) -> int:
@@ -65,7 +76,8 @@ class StopWord:
 
     def forget(self) -> None:
         """Set request and status back."""
-        self._status.value = self._request.value = 0
+        self._status.value = 0
+        self._told.value = self._late.value = False
 
 
 class StopWords:

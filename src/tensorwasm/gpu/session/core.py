@@ -174,7 +174,7 @@ class SessionCore:
         if guarded is None:
             return 1
         shared_bytes = guarded.shared.total(config.shared_bytes)
-        return kernel.shared.image(self.device, NEVER).pieces(config.grid, config.block, shared_bytes)
+        return kernel.shared.image(self.device, self.layout.deadline).pieces(config.grid, config.block, shared_bytes)
 
     def copy_pieces(self, size_bytes: int) -> int:
         """Return how many pieces of work a copy is."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from tensorwasm.errors import InvalidArgs, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.device.port import Stream, attempt
 from tensorwasm.gpu.session.core import SessionPart, in_turn
 from tensorwasm.gpu.state.numbered import OWN, RecordedGraph, Recording
@@ -39,10 +40,9 @@ class RecordingPart(SessionPart):
             QuotaExceeded: the graph is full.
         """
         core, recording = self._core, self._require_recording(stream)
-        if recording.uses.pieces + pieces > core.limits.graph_launches:
-            raise QuotaExceeded(
-                f"a graph holds at most {core.limits.graph_launches} launches and copies, and large ones count more"
-            )
+        most = min(core.limits.graph_launches, GUARDED_PIECES)  # a replay has to fit among what may be pending
+        if recording.uses.pieces + pieces > most:
+            raise QuotaExceeded(f"a graph holds at most {most} launches and copies, and large ones count more")
         if not recording.capturing:
             if memory is not None:
                 # Only now: a stream that records lets no memory be registered. Work without windows needs none.
@@ -128,8 +128,8 @@ class SessionGraphs(RecordingPart):
         try:
             target, regions = work.find(stream), core.reachable()
             replay, pieces = core.device.graphs.replay, max(found.uses.pieces, 1)
-            work.note_replay(deadline)
             work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
+            work.note_replay(deadline)  # not before: to make room for it may end all that is pending
         finally:
             work.permit.settle()
         core.launched += found.uses.launches

@@ -173,9 +173,11 @@ class SessionWork:
             self._replays_due = Deadline(max(self._replays_due.at_ns, deadline.at_ns))
 
     def note_replays(self) -> None:
-        """Note the graphs that compiled code has replayed, under the deadline of the guest's call."""
+        """Note the graphs that compiled code has replayed, under the deadline of the guest's call; no ended ones."""
         _, replays, _ = self._layout.traffic
-        if replays != self._replays_seen:
+        if not self._layout.pending:
+            self._replays_due, self._replays_seen = None, replays
+        elif replays != self._replays_seen:
             self._replays_seen = replays
             self.note_replay(self._layout.deadline)
 
@@ -186,12 +188,9 @@ class SessionWork:
         if self._window is not None and due is not None and due.at_ns is not None and self.streams.busy(stream):
             with suppress(InvokeTimeout):
                 self._await(stream, deadline.earlier(due))
-            late = due.expired() and not self._window.stop.stopping
-            if late:
-                self._window.stop.stopping = True
+            self._window.stop.late = due.expired()
             self._await(stream, deadline)
-            if late:
-                self._window.stop.stopping = False  # what comes later is not late
+            self._window.stop.late = False  # what comes next is not
         else:
             self._await(stream, deadline)
 

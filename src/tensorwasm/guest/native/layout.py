@@ -100,6 +100,7 @@ TAGS_OF_8: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_
 TAGS_OF_16: Final = uint64(sum(1 << row.tag for row in abi.ARG_TAGS if row.value_bytes == 16))
 
 NO_DEADLINE_NS: Final = uint64(layout.NO_DEADLINE_NS)
+PIECE_BYTES: Final = uint64(limits.GUARDED_PIECE_BYTES)
 SHARES: Final = uint64(limits.MULTIPROCESSOR_SHARES)
 SHARED_REGISTERS: Final = uint64(limits.MULTIPROCESSOR_REGISTERS)
 UNLOOKED_NS: Final = uint64(limits.GUARDED_UNLOOKED_NS)

@@ -32,6 +32,7 @@ from tensorwasm.guest.native.layout import (
     LOW,
     NOT_READY,
     ONE,
+    PIECE_BYTES,
     SESSION,
     STREAM,
     STREAM_ROWS,
@@ -47,6 +48,12 @@ EAGER_NS: Final = uint64(50_000)
 def has_room(session: int, pieces: int) -> bool:
     """Return whether so much more may be pending that the driver takes it at once."""
     return load_u64(session + SESSION.pending) + pieces <= load_u64(session + SESSION.most_pending)
+
+
+@compiled
+def copy_pieces(session: int, length: int) -> int:
+    """Return how many pieces of work a copy is."""
+    return ONE if load_u64(session + SESSION.window_at) == ZERO else ONE + length // PIECE_BYTES
 
 
 @compiled
@@ -124,7 +131,7 @@ def find_ends(env: int, context: int, session: int, handle: int, offset: int, le
         row + STREAM.pending
     ):
         return ZERO, ZERO
-    if not has_room(session, ONE):
+    if not has_room(session, copy_pieces(session, length)):
         return ZERO, ZERO
     return base + offset, load_u64(buffer + BUFFER.address)
 
@@ -152,7 +159,7 @@ def copy(
     target, source = (there, here) if to_device else (here, there)
     if function == ZERO or call_i32(function, (target, source, length, load_u64(row + STREAM.stream))) != SUCCESS:
         return call_fallback(env, caller, cells, count, first)
-    count_started(session, row, ONE)
+    count_started(session, row, copy_pieces(session, length))
     add_to(session + SESSION.copied_bytes, length)
     if not drain(env, session, row, load_u64(env + ENV.spin_ns)):
         return call_finish(env, caller, cells, count)

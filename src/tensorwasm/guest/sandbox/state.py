@@ -159,6 +159,11 @@ class GuestState:
             self._wake.release()
         self.engine.wake_guests()
 
+    def check_cancelled(self) -> None:
+        """Raise `GuestTrap` if the sandbox was cancelled."""
+        if self._cancelled:
+            raise GuestTrap(f"{traps.CANCELLED}: the sandbox was cancelled", traps.CANCELLED)
+
     def resume(self) -> None:
         """Allow calls again after `cancel`. Only between two calls: one in progress might miss its cancellation."""
         if self._cancelled:
@@ -182,8 +187,7 @@ class GuestState:
         """
         if self.error is not None:
             raise self.error
-        if self._cancelled:
-            raise GuestTrap(f"{traps.CANCELLED}: the sandbox was cancelled", traps.CANCELLED)
+        self.check_cancelled()
         now_ns = time.monotonic_ns()
         if self.deadline_ns is not None and now_ns >= self.deadline_ns:
             elapsed_s = (now_ns - self.started_ns) / 1e9
@@ -293,6 +297,8 @@ def take_outcome(state: GuestState, trap: ctypes.c_size_t, error: int | None) ->
             KEEPING.wasm_trap_delete(address)
         if isinstance(raised, GuestExit) and raised.code == 0:
             return True
+        if isinstance(raised, InvokeTimeout):
+            state.check_cancelled()  # which stops the guest's kernels as a deadline does
         raise raised
     if address:
         trapped = traps.take_trap(address, state.context)

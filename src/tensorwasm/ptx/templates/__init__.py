@@ -119,7 +119,9 @@ def prologue(
         made.append(instruction("mov.u64", CONSTS, Name(CONST)))
     if polled:
         made += [*_clock(LAUNCH_LOOK)] if entry else [*_clock(LAUNCH_DEADLINE), *_deadline_check()]
-    if arrays.local_bytes and not entry:
+    if arrays.local_bytes and entry:
+        made.append(instruction("mov.u32", FRAME, Name(LOCAL)))
+    elif arrays.local_bytes:
         made.append(instruction("ld.param.u32", FRAME, launch_field(LAUNCH_FRAME)))
     if arrays.dynamic:
         made.append(instruction("ld.param.u32", SIZE, launch_field(LAUNCH_SHARED)))
@@ -162,12 +164,9 @@ def _deadline_check() -> list[Statement]:
     return [instruction("setp.gt.u64", TEST, NOW, LIMIT), instruction("bra", Name(STOP), when=TEST)]
 
 
-def _local_array(arrays: Arrays) -> list[Statement]:
-    """Return what finds a kernel's array in local memory, and clears it."""
-    clears = (
-        instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)
-    )
-    return [instruction("mov.u32", FRAME, Name(LOCAL)), *clears]
+def _clear_local(arrays: Arrays) -> list[Statement]:
+    """Return what clears a kernel's array in local memory."""
+    return [instruction("st.local.v4.b32", Address(Name(LOCAL), at), ZEROS) for at in range(0, arrays.local_bytes, 16)]
 
 
 def zero_param(variable: Variable) -> list[Statement]:
@@ -213,7 +212,7 @@ def _checked_memory(arrays: Arrays, shared_base: int) -> list[Statement]:
     """Return what clears a kernel's memory, with the check of the time before."""
     has_shared = arrays.dynamic or arrays.shared_bytes
     made = _checked_shared(arrays, shared_base) if has_shared else time_check()
-    return made + (_local_array(arrays) if arrays.local_bytes else [])
+    return made + _clear_local(arrays)
 
 
 def _checked_shared(arrays: Arrays, base: int) -> list[Statement]:

@@ -122,9 +122,8 @@ class LiveInstance:
         self.tenant = opening.tenant  # whose account is charged
         self.grants = opening.granted  # what it may use
         self._opening = opening
-        self._lock = threading.Lock()
-        self._owner = 0
-        self._calls = self._failures = 0
+        self._lock, self._cancelling = threading.Lock(), threading.Lock()
+        self._owner = self._calls = self._failures = 0
         self._elapsed_s = 0.0
         self._session: Session | None = None
         self._services: dict[str, object] = {"input": opening.input}
@@ -248,15 +247,22 @@ class LiveInstance:
 
     def cancel(self) -> None:
         """End the running call and refuse later ones, from any thread. They raise `GuestTrap` named ``cancelled``."""
-        self._instance.cancel()
-        if self._session is not None:
-            self._session.stop_kernels()
+        with self._cancelling:
+            self._instance.cancel()
+            if self._session is not None:
+                self._session.stop_kernels()
 
     def resume(self) -> None:
-        """Take calls again after `cancel`, with memory as the ended call left it; waits for a call in progress."""
-        self._instance.resume()
-        if self._session is not None:
-            self._session.stop_kernels(wanted=False)
+        """Take calls again after `cancel`, with memory as the ended call left it; waits for a call in progress.
+
+        A kernel that `cancel` ended has taken the device's state along: calls that use that are refused.
+        """
+        if self._owner == threading.get_ident():
+            raise InternalError("a host function, or the thread that captures it, tried to resume a busy instance")
+        with self._lock, self._cancelling:  # a call waits for its kernels after its guest has ended
+            if self._session is not None:
+                self._session.stop_kernels(wanted=False)
+            self._instance.resume()
 
     def close(self) -> None:
         """Free its memory, what it holds on the device, and its slot. A running call is cancelled. Idempotent.
