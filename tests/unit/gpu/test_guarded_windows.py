@@ -285,7 +285,7 @@ def test_kernels_of_a_late_graph_are_told_to_stop(shared, device, monkeypatch, l
     window, real, told = session._core.window, device.synchronize, []
 
     def synchronize(stream, deadline):
-        told.append(window.stop.stopping)
+        told.append(window.stop.late)
         real(stream, NEVER)
         if not told[-1]:  # as if it had gone on, since nobody told it to stop
             while not deadline.expired():
@@ -295,7 +295,7 @@ def test_kernels_of_a_late_graph_are_told_to_stop(shared, device, monkeypatch, l
     monkeypatch.setattr(device, "synchronize", synchronize)
     session.streams.synchronize(Deadline.after(LIMIT_S))
     assert told[-1]
-    assert not window.stop.stopping  # the graph ended all the same, and what comes later is not late
+    assert not window.stop.late  # the graph ended all the same, and what comes later is not late
     monkeypatch.undo()
     session.close()
 
