@@ -137,7 +137,7 @@ def test_a_guest_that_starts_as_much_as_it_can_costs_no_neighbour_the_device(own
     with serving(fronts[1], "bob"), suppress(InvokeTimeout):
         assert fronts[0].submit(flood).result(SOON_S).values in {(TIMEOUT,), (BUSY,)}
     assert add(fronts[0], "ann")
-    assert pid_of(owner) == before
+    assert before in {worker.pid for worker in owner.workers()}, "there may be another, for long kernels"
 
 
 def test_the_kernels_of_a_front_end_with_it(owner, path):

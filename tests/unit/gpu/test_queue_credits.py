@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,22 @@ from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
 from strategies.kernels import NOTHING
-from tensorwasm.errors import InvalidArgs
+from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.device.arguments import HostWindow
-from tensorwasm.gpu.limits.queue_credits import LUMP_PIECES, LUMPS, PIECES, QueueCapacity, QueueCredits
+from tensorwasm.gpu.limits.queue_credits import (
+    FIBER_LUMPS,
+    LENT_LUMPS,
+    LUMP_PIECES,
+    PIECES,
+    QUEUED_LUMPS,
+    QueueCapacity,
+    QueueCredits,
+)
 from tensorwasm.gpu.native.layout import UNBOUNDED, SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
-from tensorwasm.values import NEVER, WASM_PAGE_BYTES, LaunchConfig, Region
+from tensorwasm.values import NEVER, WASM_PAGE_BYTES, Deadline, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 PAGES = mmap.mmap(-1, 2 * WASM_PAGE_BYTES)
@@ -29,68 +38,217 @@ MEMORY = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
 GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 
-def share_of(capacity: QueueCapacity, *, pending: int = 0) -> tuple[QueueCredits, SessionLayoutWriter]:
+def share_of(
+    capacity: QueueCapacity, *, pending: int = 0, tenant: str = "ann"
+) -> tuple[QueueCredits, SessionLayoutWriter]:
+    """Return the credits of a fiber's session, which has some work pending."""
     layout = SessionLayoutWriter(SessionLayout())
-    share = QueueCredits(capacity, layout, lambda: not layout.pending, "ann")
+    share = QueueCredits(capacity, layout, lambda: not layout.pending, tenant)
     share.bound()
     layout.count_started(layout.open_stream(0, 1), pending)
     return share, layout
+
+
+def guarded_on(capacity: QueueCapacity, *, tenant: str = "ann") -> tuple[QueueCredits, SessionLayoutWriter]:
+    """Return the credits of a session of guarded kernels that has a thread."""
+    layout = SessionLayoutWriter(SessionLayout())
+    layout.open_stream(0, 1)
+    return QueueCredits(capacity, layout, lambda: not layout.pending, tenant, guarded=True), layout
+
+
+def give(session, layout, pieces):
+    """Give so much if there is room; return whether there was."""
+    if not session.take(pieces):
+        return False
+    layout.count_started(ROW, pieces)
+    session.given()
+    return True
 
 
 def test_a_session_without_a_bound_has_room_for_anything():
     capacity, layout = QueueCapacity(0, 0), SessionLayoutWriter(SessionLayout())
     share = QueueCredits(capacity, layout, lambda: not layout.pending, "ann")
     assert share.fits(1 << 40)
+    assert share.take(1 << 40)
     assert layout.most_pending == UNBOUNDED
     share.offer()
     share.leave()
     assert layout.most_pending == UNBOUNDED
 
 
-@given(wanted=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300), st.booleans())), lumps=st.integers(0, 20))
+@given(
+    wanted=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 300), st.sampled_from(["", "given", "ended", "left"]))),
+    lumps=st.integers(0, 40),
+)
 def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
     capacity = QueueCapacity(4, lumps)
-    sessions = [share_of(capacity) for _ in range(6)]
-    for index, pieces, ends in wanted:
-        share, layout = sessions[index]
-        if share.take(pieces) and share.fits(pieces):
-            layout.count_started(ROW, pieces)
-        if ends:
+    sessions = [share_of(capacity) for _ in range(6)] + [guarded_on(capacity) for _ in range(2)]
+    large = [0] * len(sessions)
+    for index, pieces, then in wanted:
+        session, layout = sessions[index]
+        if session.take(pieces):  # else the session has to wait, for something that there is
+            assert session.fits(pieces) or (session.large.held and not layout.pending)
+            large[index] = 0 if session.fits(pieces) else pieces
+            if then:
+                layout.count_started(ROW, pieces)
+            session.given()
+        else:
+            assert layout.pending or session.queue in {session, session.large}
+        if then in {"ended", "left"}:
             layout.count_drained(ROW)
-            share.settle()
-        assert all(layout.pending <= layout.most_pending <= PIECES + LUMPS * LUMP_PIECES for _, layout in sessions)
-        assert sum(layout.most_pending for _, layout in sessions) <= 4 * PIECES + lumps * LUMP_PIECES
-    for share, _ in sessions:
-        share.leave()
-    assert (capacity.gate.in_use, capacity.lumps) == (0, lumps)
+            session.settle()
+            large[index] = 0
+        if then == "left":
+            session.leave()
+        assert sum(held.large.held for held, _ in sessions) <= 1
+        assert sum(session.lumps for session, _ in sessions) + capacity.lumps == lumps
+        assert sum(layout.most_pending for _, layout in sessions) <= (4 + 2) * PIECES + lumps * LUMP_PIECES
+        for (held, layout), more in zip(sessions, large, strict=True):
+            assert layout.pending <= max(layout.most_pending, more if held.large.held else 0)
+            assert layout.most_pending <= PIECES + (LENT_LUMPS if held.waits else FIBER_LUMPS) * LUMP_PIECES
+    for session, _ in sessions:
+        session.leave()
+    assert (capacity.gate.in_use, capacity.large.in_use, capacity.lumps) == (0, 0, lumps)
 
 
-def test_a_share_grows_by_borrowed_lumps_up_to_the_limit():
-    capacity = QueueCapacity(1, 2)
-    share, layout = share_of(capacity, pending=PIECES)
-    assert not share.fits(1)
-    assert share.take(1)
-    assert layout.most_pending == PIECES + LUMP_PIECES
-    assert not share.take(2 * LUMP_PIECES + 1)
-    assert capacity.lumps == 0
-    share.leave()
-    assert (capacity.lumps, capacity.gate.in_use, layout.most_pending) == (2, 0, 0)
+@pytest.mark.parametrize(("open_credits", "lumps"), [(share_of, FIBER_LUMPS), (guarded_on, LENT_LUMPS // 2)])
+def test_a_session_borrows_all_that_it_may_at_once(open_credits, lumps):
+    session, layout = open_credits(QueueCapacity())
+    assert session.take(1)
+    assert layout.most_pending == PIECES
+    assert session.take(PIECES + 1)
+    assert (session.lumps, layout.most_pending) == (lumps, PIECES + lumps * LUMP_PIECES)
+    while give(session, layout, 1):
+        pass
+    assert layout.pending == layout.most_pending == PIECES + lumps * LUMP_PIECES
 
 
-def test_work_larger_than_any_share_fits_when_nothing_is_pending():
-    share, layout = share_of(QueueCapacity(1, 0))
-    assert share.take(1000)
-    layout.count_started(ROW, 1)
-    assert not share.take(1000)
+def test_fibers_leave_room_in_the_queues():
+    capacity = QueueCapacity()
+    sessions = [share_of(capacity) for _ in range(2 * LENT_LUMPS)]
+    for session, layout in sessions:
+        while give(session, layout, 1):
+            pass
+    assert sum(session.lumps for session, _ in sessions) == QUEUED_LUMPS
+    session, layout = guarded_on(capacity)
+    session.offer()
+    assert session.lumps == (LENT_LUMPS - QUEUED_LUMPS) // 2
+
+
+def test_a_session_leaves_as_many_lumps_as_it_has():
+    capacity = QueueCapacity(3, 8)
+    sessions = [guarded_on(capacity) for _ in range(3)]
+    for session, layout in sessions:
+        while give(session, layout, 1):
+            pass
+    assert [session.lumps for session, _ in sessions] == [4, 2, 1]
+
+
+def test_what_sessions_do_not_use_is_lent_to_another():
+    capacity = QueueCapacity(1, 8)
+    (idle, first), (little, second), (busy, third) = (guarded_on(capacity) for _ in range(3))
+    for session in (idle, little):
+        session.offer()
+    assert (idle.lumps, little.lumps, capacity.lumps) == (4, 2, 2)
+    assert give(little, second, PIECES + 1)
+    assert give(busy, third, PIECES + 3 * LUMP_PIECES)
+    assert (idle.lumps, little.lumps, busy.lumps, busy.large.held) == (0, 1, 3, False)
+    assert (first.most_pending, second.most_pending) == (PIECES, PIECES + LUMP_PIECES)
+    assert not idle.take(PIECES + 3 * LUMP_PIECES) or idle.large.held, "those with work keep what they use"
+    assert (little.lumps, busy.lumps) == (1, 3)
+
+
+def test_what_is_larger_than_the_credits_is_given_by_one_session_at_a_time():
+    capacity, told = QueueCapacity(), []
+    (first, layout), (second, other), (third, _) = share_of(capacity), guarded_on(capacity), share_of(capacity)
+    assert give(first, layout, 4000)
+    assert not first.take(4000)
+    assert first.queue is None, "its own work comes first"
+    for waiting in (second, third):
+        assert not waiting.take(4000)
+        assert waiting.queue is waiting.large
+        assert waiting.large.join(partial(told.append, waiting), NEVER)
+    assert give(second, other, PIECES), "what is small goes on"
+    layout.count_drained(ROW)
+    first.settle()
+    assert told == [second]
+    first.abandon()
+    assert not first.take(4000)
+    assert first.queue is first.large
+    other.count_drained(ROW)
+    assert give(second, other, 4000)
+    second.leave()
+    assert told == [second, third]
+    third.large.abandon()
+    assert capacity.large.in_use == 0
+
+
+def test_the_large_place_is_kept_from_when_it_was_taken_until_its_work_has_ended():
+    capacity = QueueCapacity()
+    (first, layout), (second, _) = share_of(capacity), share_of(capacity)
+    assert first.take(4000)
+    assert not second.take(4000), "the first is about to use it"
+    layout.count_started(ROW, 4000)
+    first.given()
+    assert not second.take(4000), "the first uses it"
+    layout.count_drained(ROW)
+    assert second.take(4000)
+    assert not first.large.held
+
+
+def test_the_large_place_is_free_again_if_what_it_was_for_was_refused():
+    capacity = QueueCapacity()
+    (first, _), (second, _) = share_of(capacity), share_of(capacity)
+    assert first.take(4000)
+    first.given()
+    assert second.take(4000)
+
+
+def test_the_large_place_goes_to_another_tenant_first():
+    capacity, told = QueueCapacity(), []
+    first, layout = share_of(capacity)
+    assert give(first, layout, 4000)
+    crowd = [share_of(capacity)[0] for _ in range(3)] + [share_of(capacity, tenant="bob")[0]]
+    for each in crowd:
+        assert not each.take(4000)
+        assert each.large.join(partial(told.append, each), NEVER)
+    layout.count_drained(ROW)
+    first.settle()
+    assert told == [crowd[3]]
+    crowd[3].leave()
+    assert told == [crowd[3], crowd[0]]
+    for each in crowd:
+        each.leave()
+
+
+def test_a_session_with_a_thread_waits_for_its_own_work_and_then_for_the_large_place():
+    capacity = QueueCapacity()
+    (holder, busy), (session, layout) = share_of(capacity), guarded_on(capacity)
+    assert give(holder, busy, 4000)
+    assert give(session, layout, 3)
+    waited = []
+
+    def drain():
+        waited.append(layout.pending)
+        layout.count_drained(ROW)
+
+    with pytest.raises(CapacityExhausted, match="smaller ones need not wait"):
+        session.await_room(4000, [drain], Deadline.after(0))
+    assert waited == [3]
+    assert give(holder, busy, 1) is False
+    busy.count_drained(ROW)
+    session.await_room(4000, [drain], NEVER)
+    assert session.large.held
+    assert waited == [3, 0]
 
 
 def test_without_a_free_share_a_session_queues_until_one_is_returned():
     capacity, told = QueueCapacity(1, 0), []
-    first, _ = share_of(capacity, pending=1)
+    first, layout = share_of(capacity)
     second, _ = share_of(capacity)
-    assert first.take(1)
+    assert give(first, layout, 1)
     assert not second.take(1)
-    assert not second.held
+    assert second.queue is second
     assert second.join(lambda: told.append(1), NEVER)
     first.leave()
     assert told == [1]
@@ -103,6 +261,8 @@ def test_a_share_with_nothing_pending_goes_to_another_session():
     first, layout = share_of(capacity)
     second, _ = share_of(capacity)
     assert first.take(PIECES + 1)
+    assert not second.take(1), "the first is about to use it"
+    first.given()
     assert second.take(1)
     assert (first.held, layout.most_pending, capacity.lumps) == (False, 0, 2)
     first.abandon()
@@ -113,42 +273,22 @@ def test_a_share_is_not_taken_back_while_room_is_made_in_it(monkeypatch):
     capacity = QueueCapacity(1, 2)
     first, _ = share_of(capacity)
     second, _ = share_of(capacity)
-    assert first.take(1)
     lend = capacity.lend
 
-    def lend_while_another_asks():
-        assert not second.held
-        second.take(1)
-        return lend()
+    def lend_while_another_asks(*args):
+        assert not second.take(1)
+        lend(*args)
 
     monkeypatch.setattr(capacity, "lend", lend_while_another_asks)
     assert first.take(PIECES + 1)
     assert (first.held, second.held) == (True, False)
 
 
-def test_borrowed_lumps_are_returned_exactly_once(monkeypatch):
-    capacity = QueueCapacity(1, 2)
-    first, layout = share_of(capacity)
-    second, _ = share_of(capacity)
-    assert first.take(PIECES + 1)
-    take_back = capacity.take_back
-
-    def take_back_while_another_asks(lumps):
-        take_back(lumps)
-        monkeypatch.setattr(capacity, "take_back", take_back)
-        second.take(1)
-
-    monkeypatch.setattr(capacity, "take_back", take_back_while_another_asks)
-    first.settle()
-    assert (first.held, second.held, layout.most_pending) == (True, False, PIECES)
-    assert capacity.lumps == 2
-
-
 def test_a_share_that_was_not_used_is_returned_with_its_session():
     capacity = QueueCapacity(1, 0)
-    first, _ = share_of(capacity, pending=1)
+    first, layout = share_of(capacity)
     second, _ = share_of(capacity)
-    assert first.take(1)
+    assert give(first, layout, 1)
     assert second.join(lambda: None, NEVER)
     first.leave()
     assert capacity.gate.in_use == 1
@@ -203,9 +343,9 @@ def test_all_that_python_gives_is_counted_and_a_replay_for_all_that_it_holds(dev
             give()
             assert session._core.layout.pending - before == pieces
         assert session.streams.busiest == 0
-        assert not session.streams.make_room(LUMPS * LUMP_PIECES)
+        assert not session.streams.make_room(FIBER_LUMPS * LUMP_PIECES)
         session.streams.synchronize(NEVER)
-        assert session.streams.make_room(LUMPS * LUMP_PIECES)
+        assert session.streams.make_room(FIBER_LUMPS * LUMP_PIECES)
 
 
 def test_while_a_stream_records_there_is_no_room_to_ask_for(device):

@@ -17,7 +17,7 @@ MAX_BLOCK_THREADS: Final = 1024
 MAX_GRID_BLOCKS_PER_AXIS: Final = (1 << 31) - 1
 MAX_DYNAMIC_SHARED_BYTES: Final = 228 << 10
 GUARDED_PIECES: Final = 4096
-"""Pieces of work that a session of guarded kernels may have pending. Once it is to stop, each of them is gone in some
+"""Most pieces of work of one launch, graph or copy of guarded kernels. Once it is to stop, each of them is gone in some
 10 us, measured on an H200: a launch, `GUARDED_PIECE_SHARES` of a multiprocessor that its blocks take, or a copy of
 `GUARDED_PIECE_BYTES`, which goes on."""
 GUARDED_PIECE_SHARES: Final = 64

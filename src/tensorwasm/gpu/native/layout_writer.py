@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Final
 
 from tensorwasm.gpu.device.address_windows import window_mask
-from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.native.layout import (
     BUFFER_ROWS,
     CLEAR_ROWS,
@@ -138,10 +137,9 @@ class SessionLayoutWriter:
         self.words[_AT.reach_bytes] = region.size_bytes if region else 0
 
     def show_guard(self, window: int, window_bytes: int, flag: int, status: int) -> None:
-        """Set the session's window and the addresses of its stop word, and how much may be pending."""
+        """Set the session's window and the addresses of its stop word."""
         self.words[_AT.window_at], self.words[_AT.window_mask] = window, window_mask(window_bytes)
         self.words[_AT.flag_at], self.words[_AT.status_at] = flag, status
-        self.words[_AT.most_pending] = GUARDED_PIECES
 
     def show_timer(self, offset_ns: int) -> None:
         """Set what the device's clock is beyond the monotonic one."""

@@ -19,13 +19,12 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
 from tensorwasm.gpu.device.limits import GUARDED_PIECE_BYTES, SessionLimits
-from tensorwasm.gpu.limits.gate import NoPermit
-from tensorwasm.gpu.limits.queue_credits import QueueCredits
+from tensorwasm.gpu.limits.permit import NoPermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources
 from tensorwasm.gpu.resources.window_heap import window_bytes
-from tensorwasm.gpu.state.numbered import EventTable, GraphTable, IdleCheck
+from tensorwasm.gpu.state.numbered import EventTable, GraphTable
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
@@ -123,8 +122,7 @@ class SessionCore:
             writer.show_guard(window.address, window.size_bytes, window.stop.flag_at, window.stop.status_at)
             writer.show_timer(device.timer_offset_ns)
             writer.show_clear(window.clear_ranges)
-        idle = IdleCheck(device, work.streams, writer)
-        self.credits = QueueCredits(resources.queue_capacity, writer, idle, tenancy.tenant)
+        self.credits = work.credits
         self.events = EventTable()
         self.graphs = graphs = GraphTable(device, writer)
         self.windows = Windows(resources, tenancy, table.regions, writer, work, graphs, memory_kind, window)

@@ -97,7 +97,7 @@ class Session:
 
     Attributes:
         place: the permit at the gate, for guests that wait for it without a thread.
-        credits: the session's credits for work pending on the device; without a bound until `QueueCredits.bound`.
+        credits: the session's credits for work pending on the device.
         abandoned: as in `SessionStatistics`.
     """
 

@@ -83,21 +83,19 @@ class SessionStreams(SessionPart):
         """
         if (known := self._core.work.known(stream)) is not None:
             self._core.work.conclude(known)
-            self._core.credits.settle()
 
     @in_turn()
     def make_room(self, pieces: int) -> bool:
         """Return whether so many pieces of work may be given now, after looking for what has ended; never waits.
 
-        If not, the session either has no credits yet (`Session.credits`) and can join the queue for them, or there is
-        work to wait for, that of the `busiest` stream.
+        If not, there is a queue to join (`QueueCredits.queue`), or work to wait for, that of the `busiest` stream. The
+        room is kept until it is used, or `QueueCredits.given` tells that it will not be.
         """
         own, work = self._core.credits, self._core.work
-        if own.fits(pieces):
-            return True
-        for stream in work.streams:
-            work.ended(stream)
-        return own.take(pieces) or (own.held and work.streams.busiest is None)
+        if not own.fits(pieces):
+            for stream in work.streams:
+                work.ended(stream)
+        return own.take(pieces) or (own.queue is None and work.streams.busiest is None)
 
     @property
     def busiest(self) -> int:

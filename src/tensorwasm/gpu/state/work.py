@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final, ParamSpec
 
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
-from tensorwasm.gpu.device.limits import GUARDED_PIECES
 from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
-from tensorwasm.gpu.limits.gate import GatePermit
+from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.resources.session_windows import SessionWindow
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class SessionWork:
-    """Streams, the work on them, and the permit at the gate that it needs. The session's lock is held.
+    """Streams, the work on them, and the permit and the credits that it needs. The session's lock is held.
 
     What is given, waited for or asked for raises what the device's method does (`tensorwasm.gpu.device`).
 
@@ -46,7 +46,7 @@ class SessionWork:
 
     __slots__ = (
         *("_clearing", "_device", "_failed", "_layout", "_notifying", "_reachable", "_replays_due", "_replays_seen"),
-        *("_resources", "_tenant", "_window", "permit", "streams"),
+        *("_resources", "_tenant", "_window", "credits", "permit", "streams"),
     )
 
     def __init__(
@@ -70,6 +70,8 @@ class SessionWork:
         self._failed = False  # set at the end of the session, where an error is not raised
         self.streams = StreamTable(device, resources.streams, layout, streams)
         self.permit = GatePermit(resources.gate, layout, IdleCheck(device, self.streams, layout), tenant)
+        idle, guarded = IdleCheck(device, self.streams, layout), window is not None
+        self.credits = QueueCredits(resources.queue_capacity, layout, idle, tenant, guarded=guarded)
 
     @property
     def renewable(self) -> bool:
@@ -132,18 +134,19 @@ class SessionWork:
     ) -> None:
         """Start work on a stream: counted before the device has it, and not at all if the device refuses it.
 
-        A session of guarded kernels waits, for this stream and then for others, until all can stop in time.
+        A session of guarded kernels waits until there is room for it; one on a fiber has made room already.
         """
-        for each in () if self._window is None else (stream, *self.streams):
-            if not self._layout.pending or self._layout.pending + pieces <= GUARDED_PIECES:
-                break
-            self.wait(each, self._layout.deadline)
+        if self.credits.waits and not self.credits.take(pieces):
+            ours, until = (stream, *self.streams), self._layout.deadline
+            self.credits.await_room(pieces, [partial(self.wait, each, until) for each in ours], until)
         self.streams.count_started(stream, pieces)
         try:
             start(*args, **named)
         except (CallerError, LimitError, KernelFault):  # none of it runs: refused, or ended by its fault
             self.streams.count_refused(stream, pieces)
             raise
+        finally:
+            self.credits.given()  # not before: until the device has it, it would count as ended
 
     # ----------------------------------------------------------------------------------------- waiting
 
@@ -359,9 +362,7 @@ class SessionWork:
         """
         event = self._record_end(stream)
         until = least if event is None else self._device.events.patience(event)
-        if until.at_ns is None or least.at_ns is None or until.at_ns < least.at_ns:
-            return least
-        return until
+        return least if until.at_ns is None or least.at_ns is None or until.at_ns < least.at_ns else until
 
     def _record_end(self, stream: SessionStream) -> Event | None:
         """Return an event behind the session's work on a stream, None on a stream of its own."""
@@ -391,6 +392,7 @@ class SessionWork:
         self.streams.count_drained(stream)
         self._resources.long_work.end_for(stream)
         self.permit.settle()
+        self.credits.settle()
 
     def _confine(self, stream: SessionStream) -> None:
         if self._layout.layout is not None:

@@ -87,3 +87,41 @@ def test_a_guest_without_a_share_stands_in_line_for_one():
         assert isinstance(wait, QueueWait)
         assert wait.line is session.credits
     assert commons.close() == []
+
+
+def run_to_end(going):
+    """Run steps that wait for nothing but blocking calls; return their answer."""
+    try:
+        step = next(going)
+        while True:
+            try:
+                result = step.function()
+            except Exception as error:  # noqa: BLE001 - the steps get it
+                step = going.throw(error)
+            else:
+                step = going.send(result)
+    except StopIteration as answered:
+        return answered.value
+
+
+@pytest.mark.parametrize(
+    ("body", "args"),
+    [
+        (bodies.event_record, (999, 0)),
+        (bodies.alloc, (1 << 31, 1 << 20)),
+        (bodies.memcpy_h2d_async, (999, 0, 0, 4, 0)),
+        (bodies.graph_launch, (999, 0)),
+        (kernels.launch_async, (999, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)),
+    ],
+)
+def test_what_was_refused_keeps_no_credits_from_others(body, args):
+    device = FakeDevice()
+    commons = DeviceResources(device)
+    commons.queue_capacity.gate._capacity = 1
+    with Session(device, resources=commons) as first, Session(device, resources=commons) as second:
+        for session in (first, second):
+            session.credits.bound()
+        assert run_to_end(STEPS[body](call_of(first), *args)) <= 0
+        assert first.credits.held
+        assert second.streams.make_room(1)
+    assert commons.close() == []

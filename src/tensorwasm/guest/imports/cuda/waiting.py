@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import MOST_MOVES
-from tensorwasm.gpu.limits.gate import NoPermit, patience
+from tensorwasm.gpu.limits.gate import patience
+from tensorwasm.gpu.limits.permit import NoPermit
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import kernels, resources
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u32, u64, whole
@@ -56,10 +57,10 @@ def _room(call: HostCall, session: Session, pieces: int) -> Generator[DeviceWait
     """Wait until so much more work may be given to the device; a recording stream needs no room."""
     with suppress(InvalidArgs):
         while not session.streams.make_room(pieces):
-            if session.credits.held:
+            if (queue := session.credits.queue) is None:
                 yield from _drained(session, session.streams.busiest)
             else:
-                yield QueueWait(session.credits, call.deadline)
+                yield QueueWait(queue, call.deadline)
 
 
 def _placed(
@@ -68,9 +69,12 @@ def _placed(
     """Run what may take the session's permit at the gate once that is free; what will be refused is refused first."""
     while True:
         yield from _room(call, session, pieces)
-        with suppress(NoPermit):
-            done: _R = yield from elsewhere(session.attempt, work)
-            return done
+        try:
+            with suppress(NoPermit):
+                done: _R = yield from elsewhere(session.attempt, work)
+                return done
+        finally:
+            session.credits.given()
         yield QueueWait(session.permit, patience(call.deadline))
 
 
@@ -120,9 +124,12 @@ def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> S
     session = service.session
     # The zeros in new memory, the mark behind them, and the wait of every other stream for that mark.
     yield from _room(call, session, len(session.streams.numbers) + 2)
-    if session.buffers.at_hand(whole(size_lo, size_hi)):
-        return resources.alloc(call, size_lo, size_hi)
-    return (yield from elsewhere(resources.alloc, call, size_lo, size_hi))
+    try:
+        if session.buffers.at_hand(whole(size_lo, size_hi)):
+            return resources.alloc(call, size_lo, size_hi)
+        return (yield from elsewhere(resources.alloc, call, size_lo, size_hi))
+    finally:
+        session.credits.given()
 
 
 @answering_in_steps
@@ -185,7 +192,10 @@ def _when_roomy(body: Callable[..., int]) -> Callable[..., Steps]:
     @answering_in_steps
     def steps(call: HostCall, service: CudaService, *params: int) -> Steps:
         yield from _room(call, service.session, _ONE_PIECE)
-        return body(call, *params)
+        try:
+            return body(call, *params)
+        finally:
+            service.session.credits.given()
 
     return steps
 
