@@ -8,8 +8,7 @@ from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import NOTHING
 from tensorwasm.errors import DeviceLost, KernelFault
-from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.gate import Gate, GatePermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.session import Session

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.gate import Gate, GatePermit
 from tensorwasm.gpu.limits.turns import (
     FREE,
     IDLE_NS,

@@ -14,9 +14,11 @@ they are few. So the pending work of sessions is bounded, for each and for all t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.limits.gate import Gate, Holder
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
@@ -60,7 +62,7 @@ class QueueCapacity:
 
     def __init__(self, shares: int = SHARES, lumps: int = LENT_LUMPS) -> None:
         self.gate = Gate(shares)
-        self.large = Gate(1, refusal=_NO_LARGE_PLACE, alternate=True)
+        self.large = Gate(1, alternate=True)
         self.lumps = lumps
         self._of_fibers = QUEUED_LUMPS
         self._borrowers: dict[QueueCredits, None] = {}
@@ -130,12 +132,8 @@ class LargePlace:
 
     def enter(self, deadline: Deadline) -> None:
         """Take the place until `given`; wait for it. Raises as `Gate.enter`."""
-        self._needed = True
-        try:
+        with self._waiting():
             self._gate.enter(deadline, self)
-        except BaseException:
-            self._needed = False
-            raise
         self.held = True
 
     def given(self) -> None:
@@ -161,24 +159,28 @@ class LargePlace:
 
     def join(self, notify: Callable[[], object], until: Deadline) -> bool:
         """Queue for the place, for a `take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
-        self._needed = True  # as in `take`
-        try:
+        with self._waiting():
             return self._gate.join(self, notify, until)
-        except BaseException:
-            self._needed = False
-            raise
 
     def give_up(self) -> None:
         """Leave the queue; a place that came before stays for a `take` to find. See `Gate.give_up`."""
-        try:
+        with self._waiting():
             self._gate.give_up(self)
-        except BaseException:
-            self._needed = False
-            raise
 
     def abandon(self) -> None:
         """Leave the queue; if the place came before, give it back."""
         self.leave()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._needed = True  # as in `take`
+        try:
+            yield
+        except BaseException as error:
+            self._needed = False
+            if isinstance(error, CapacityExhausted):
+                raise CapacityExhausted(_NO_LARGE_PLACE) from error
+            raise
 
 
 class QueueCredits:

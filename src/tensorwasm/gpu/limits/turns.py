@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple, Protocol
 
-from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.gate import Gate, GatePermit
 
 TURN_NS: Final = 50_000_000
 """Length of a turn for a weight of 1: the GPU is idle for 1 to 2 ms between the turns of two processes."""

@@ -19,7 +19,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
 from tensorwasm.gpu.device.limits import GUARDED_PIECE_BYTES, SessionLimits
-from tensorwasm.gpu.limits.permit import NoPermit
+from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources, TenantResources

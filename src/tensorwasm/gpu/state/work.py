@@ -15,7 +15,7 @@ from typing import Final, ParamSpec
 from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
 from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
-from tensorwasm.gpu.limits.permit import GatePermit
+from tensorwasm.gpu.limits.gate import GatePermit
 from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources

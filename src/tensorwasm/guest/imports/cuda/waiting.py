@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import MOST_MOVES
-from tensorwasm.gpu.limits.gate import patience
-from tensorwasm.gpu.limits.permit import NoPermit
+from tensorwasm.gpu.limits.gate import NoPermit, patience
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import kernels, resources
 from tensorwasm.guest.imports.cuda.grant import CudaService, answering_in_steps, memory_of, u32, u64, whole
