@@ -74,7 +74,8 @@ class Settings:
         "TENSOR_WASM_POOL_SLOTS",
         count,
         None,
-        "Sandboxes alive at once in one process; by default 1000, or as many as vm.max_map_count allows.",
+        "Sandboxes alive at once in one process, as many again with a GPU; by default 1000, or as many as "
+        "vm.max_map_count allows.",
     )
     guest_threads: int | None = setting(
         "TENSOR_WASM_GUEST_THREADS",

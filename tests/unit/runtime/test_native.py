@@ -13,6 +13,7 @@ from tensorwasm import Runtime, settings
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.emulator.streams.native import EmulatedNative
 from tensorwasm.guest.native import session_layouts
+from tensorwasm.runtime.deploy.form import Form, engine_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = ("vector_add", "saxpy", "reduction", "histogram", "graph", "streams")
@@ -95,12 +96,13 @@ def test_a_sandbox_that_is_refused_gives_its_pad_back(choose):
     with Runtime("emulator", slots=1) as runtime:
         function = runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
         assert function.invoke(grants={"cuda"}).exit_code == 0
-        runtime._engine.reserve_slot()
+        engine = engine_of(Form(native=True), runtime._engine)
+        engine.reserve_slot()
         kept = len(session_layouts._free) + len(session_layouts._bare)
         for _ in range(3):
             with pytest.raises(CapacityExhausted):
                 function.invoke(grants={"cuda"})
             with pytest.raises(InvalidArgs):
                 function.invoke(grants={"cuda"}, tenant="nobody")
-        runtime._engine.release_slot()
+        engine.release_slot()
         assert len(session_layouts._free) + len(session_layouts._bare) == kept

@@ -35,7 +35,10 @@ GUARD_BYTES: Final = 32 * MIB
 """What follows it and can never be accessed: compiled code relies on that instead of comparing."""
 
 _TABLE_ENTRY_BYTES: Final = 8
-_KEEP_RESIDENT_BYTES: Final = 64 << 10
+_RESIDENT_BYTES: Final = 64 << 10
+GPU_RESIDENT_BYTES: Final = 2 * MIB
+"""For guests with a GPU, which handle data: to clear so much takes 70 us on a host of an H200, where 200 pages that are
+touched anew take 350; a guest that has less memory is cleared as far as that goes."""
 _TABLE_KEEP_RESIDENT_BYTES: Final = 4 << 10  # a small table is cleared by hand: returning its page takes a system call
 _MIN_STACK_BYTES: Final = 16 << 10
 _MAX_STACK_BYTES: Final = 64 * MIB
@@ -104,6 +107,7 @@ class EngineConfig:
         host_memory: linear memories come from `tensorwasm.guest.engine.memory_creator` instead of wasmtime's pool.
         images: likewise, and guarded like the pool's: mapped from `tensorwasm.guest.memory.images`.
         fibers: every slot has a stack, so that its guest can be suspended.
+        resident_bytes: of a linear memory that stay mapped for the slot's next guest, and are cleared by hand.
     """
 
     slots: int = 1000
@@ -112,6 +116,7 @@ class EngineConfig:
     host_memory: bool = False
     fibers: bool = False
     images: bool = False
+    resident_bytes: int = _RESIDENT_BYTES
 
     @property
     def layout(self) -> PoolLayout:
@@ -242,7 +247,7 @@ def _configure(config: EngineConfig) -> int:
     pool: int = capi.bind("wasmtime_pooling_allocation_config_new")()
     numbers = {
         "async_stack_keep_resident": 0,
-        "linear_memory_keep_resident": _KEEP_RESIDENT_BYTES,
+        "linear_memory_keep_resident": config.resident_bytes,
         "max_core_instance_size": MAX_INSTANCE_BYTES + _INSTANCE_MARGIN_BYTES,
         "max_memories_per_module": 1,
         "max_memory_size": MEMORY_RESERVATION_BYTES,

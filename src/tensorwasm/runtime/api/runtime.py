@@ -81,7 +81,7 @@ class Runtime:
             device: ``auto``, ``emulator``, ``cuda`` or ``cuda:N``; None takes the setting TENSOR_WASM_DEVICE.
             limits: None takes the settings.
             multiprocessors: share of a GPU, at least so many; None takes the setting TENSOR_WASM_MULTIPROCESSORS.
-            slots: sandboxes alive at once; None takes the setting TENSOR_WASM_POOL_SLOTS.
+            slots: sandboxes alive at once, as many again with a GPU; None takes the setting TENSOR_WASM_POOL_SLOTS.
             gpu_bytes: see the attribute; None takes the setting TENSOR_WASM_GPU_QUOTA, else 64 GiB, a process's cap.
             place: where a share of a GPU lies among those of other processes; None for anywhere.
             jit: whether a GPU's driver, which is known to crash, may compile PTX that ptxas cannot, in this process.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
-from tensorwasm.guest.engine.engine import Engine
+from tensorwasm.guest.engine.engine import GPU_RESIDENT_BYTES, Engine, EngineConfig
 from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.native.loading import load_callbacks, load_entries, load_suspension_code
@@ -37,13 +37,14 @@ def engine_of(form: Form, plain: Engine) -> Engine:
     """
     if form.host_memory:
         return Engine.shared(replace(plain.config, host_memory=True))
-    return _image_engine(plain) if form.instrumented == "blank" and not form.copied else plain
+    if form.instrumented == "blank" and not form.copied:
+        return _engine_beside(replace(plain.config, images=True))
+    return _engine_beside(replace(plain.config, resident_bytes=GPU_RESIDENT_BYTES)) if form.native else plain
 
 
 @cache
-def _image_engine(plain: Engine) -> Engine:
-    """Return the engine of restored sandboxes, with fewer slots where they would use up the process's mappings."""
-    config = replace(plain.config, images=True)
+def _engine_beside(config: EngineConfig) -> Engine:
+    """Return another engine, with fewer slots where they would use up the process's mappings."""
     return Engine.shared(replace(config, slots=min(config.slots, most_slots(config.layout))))
 
 
