@@ -7,7 +7,7 @@ import pytest
 from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import NOTHING
-from tensorwasm.errors import DeviceLost, KernelFault
+from tensorwasm.errors import CapacityExhausted, DeviceLost, KernelFault
 from tensorwasm.gpu.limits.gate import Gate, GatePermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
@@ -26,6 +26,25 @@ def test_a_permit_that_was_not_used_is_returned_with_its_session():
     assert (gate.in_use, gate.waiting) == (1, 0)
     second.leave()
     assert gate.in_use == 0
+
+
+def test_while_its_session_waits_for_something_else_a_permit_is_there_for_others():
+    gate, had = Gate(1), []
+    first, second = (GatePermit(gate, SessionLayoutWriter(None), lambda: True, "ann") for _ in range(2))
+
+    def wait():
+        second.take(Deadline.after(0))
+        had.append(second.tenant)
+        second.settle()
+
+    first.take(NEVER)
+    first.spare(wait, NEVER)
+    assert (had, gate.in_use) == (["ann"], 1)
+    with pytest.raises(CapacityExhausted):
+        second.take(Deadline.after(0))
+    first.settle()
+    first.spare(wait, NEVER)
+    assert gate.in_use == 0, "what was not needed before is not needed then"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.limits.queue_credits import (
     FIBER_LUMPS,
+    LARGE_PLACES,
     LENT_LUMPS,
     LUMP_PIECES,
     PIECES,
@@ -38,22 +40,22 @@ MEMORY = Region(ADDRESS, WASM_PAGE_BYTES, host=True)
 GROWN = Region(ADDRESS, 2 * WASM_PAGE_BYTES, host=True)
 
 
-def share_of(
-    capacity: QueueCapacity, *, pending: int = 0, tenant: str = "ann"
-) -> tuple[QueueCredits, SessionLayoutWriter]:
-    """Return the credits of a fiber's session, which has some work pending."""
+def share_of(capacity: QueueCapacity, *, tenant: str = "ann") -> tuple[QueueCredits, SessionLayoutWriter]:
+    """Return the credits of a fiber's session."""
     layout = SessionLayoutWriter(SessionLayout())
+    layout.open_stream(0, 1)
     share = QueueCredits(capacity, layout, lambda: not layout.pending, tenant)
     share.bound()
-    layout.count_started(layout.open_stream(0, 1), pending)
     return share, layout
 
 
-def guarded_on(capacity: QueueCapacity, *, tenant: str = "ann") -> tuple[QueueCredits, SessionLayoutWriter]:
+def guarded_on(
+    capacity: QueueCapacity, *, tenant: str = "ann", idle: Callable[[], bool] | None = None
+) -> tuple[QueueCredits, SessionLayoutWriter]:
     """Return the credits of a session of guarded kernels that has a thread."""
     layout = SessionLayoutWriter(SessionLayout())
     layout.open_stream(0, 1)
-    return QueueCredits(capacity, layout, lambda: not layout.pending, tenant, guarded=True), layout
+    return QueueCredits(capacity, layout, idle or (lambda: not layout.pending), tenant, guarded=True), layout
 
 
 def give(session, layout, pieces):
@@ -77,12 +79,13 @@ def test_a_session_without_a_bound_has_room_for_anything():
 
 
 @given(
-    wanted=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 300), st.sampled_from(["", "given", "ended", "left"]))),
-    lumps=st.integers(0, 40),
+    wanted=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 300), st.sampled_from(["", "given", "ended", "left"]))),
+    lumps=st.integers(0, 60),
 )
 def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
-    capacity = QueueCapacity(4, lumps)
-    sessions = [share_of(capacity) for _ in range(6)] + [guarded_on(capacity) for _ in range(2)]
+    capacity, tenants = QueueCapacity(4, lumps), ("ann", "bob", "carol")
+    sessions = [share_of(capacity, tenant=tenant) for tenant in tenants for _ in range(2)]
+    sessions += [guarded_on(capacity, tenant=tenant) for tenant in tenants]
     large = [0] * len(sessions)
     for index, pieces, then in wanted:
         session, layout = sessions[index]
@@ -93,16 +96,19 @@ def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
                 layout.count_started(ROW, pieces)
             session.given()
         else:
-            assert layout.pending or session.queue in {session, session.large}
+            assert layout.pending or session.queue in {session.share, session.large}
         if then in {"ended", "left"}:
             layout.count_drained(ROW)
             session.settle()
             large[index] = 0
         if then == "left":
             session.leave()
-        assert sum(held.large.held for held, _ in sessions) <= 1
         assert sum(session.lumps for session, _ in sessions) + capacity.lumps == lumps
-        assert sum(layout.most_pending for _, layout in sessions) <= (4 + 2) * PIECES + lumps * LUMP_PIECES
+        assert sum(layout.most_pending for _, layout in sessions) <= (4 + 3) * PIECES + lumps * LUMP_PIECES
+        for tenant in tenants:
+            own = [session for session, _ in sessions if session.tenant == tenant]
+            assert sum(session.large.held for session in own) <= 1
+            assert 2 * sum(session.lumps for session in own) <= lumps
         for (held, layout), more in zip(sessions, large, strict=True):
             assert layout.pending <= max(layout.most_pending, more if held.large.held else 0)
             assert layout.most_pending <= PIECES + (LENT_LUMPS if held.waits else FIBER_LUMPS) * LUMP_PIECES
@@ -111,7 +117,7 @@ def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
     assert (capacity.gate.in_use, capacity.large.in_use, capacity.lumps) == (0, 0, lumps)
 
 
-@pytest.mark.parametrize(("open_credits", "lumps"), [(share_of, FIBER_LUMPS), (guarded_on, LENT_LUMPS // 2)])
+@pytest.mark.parametrize(("open_credits", "lumps"), [(share_of, FIBER_LUMPS), (guarded_on, LENT_LUMPS // 4)])
 def test_a_session_borrows_all_that_it_may_at_once(open_credits, lumps):
     session, layout = open_credits(QueueCapacity())
     assert session.take(1)
@@ -123,64 +129,104 @@ def test_a_session_borrows_all_that_it_may_at_once(open_credits, lumps):
     assert layout.pending == layout.most_pending == PIECES + lumps * LUMP_PIECES
 
 
-def test_fibers_leave_room_in_the_queues():
+def fill(session, layout):
+    """Give work until the session has to wait; return how many lumps it has."""
+    while give(session, layout, 1):
+        pass
+    return session.lumps
+
+
+def test_fibers_leave_room_in_the_queues_and_tenants_to_each_other():
     capacity = QueueCapacity()
-    sessions = [share_of(capacity) for _ in range(2 * LENT_LUMPS)]
-    for session, layout in sessions:
-        while give(session, layout, 1):
-            pass
-    assert sum(session.lumps for session, _ in sessions) == QUEUED_LUMPS
-    session, layout = guarded_on(capacity)
-    session.offer()
-    assert session.lumps == (LENT_LUMPS - QUEUED_LUMPS) // 2
+    fibers = [share_of(capacity, tenant=tenant) for tenant in ("ann", "bob") for _ in range(20)]
+    lumps = [fill(*each) for each in fibers]
+    assert (sum(lumps[:20]), sum(lumps[20:])) == (QUEUED_LUMPS // 2, QUEUED_LUMPS // 4)
+    threads = [guarded_on(capacity, tenant="ann") for _ in range(20)]
+    left = (LENT_LUMPS - sum(lumps[20:])) // 2 - sum(lumps[:20])
+    assert left - 1 <= sum(fill(*each) for each in threads) <= left
+    assert fill(*guarded_on(capacity, tenant="carol")) > FIBER_LUMPS
 
 
-def test_a_session_leaves_as_many_lumps_as_it_has():
-    capacity = QueueCapacity(3, 8)
-    sessions = [guarded_on(capacity) for _ in range(3)]
-    for session, layout in sessions:
-        while give(session, layout, 1):
-            pass
-    assert [session.lumps for session, _ in sessions] == [4, 2, 1]
+def test_a_session_leaves_as_many_lumps_as_it_has_and_so_does_its_tenant():
+    capacity = QueueCapacity(3, 32)
+    sessions = [guarded_on(capacity, tenant=tenant) for tenant in ("ann", "ann", "ann", "bob", "bob")]
+    assert [fill(*each) for each in sessions] == [8, 4, 2, 4, 2]
 
 
 def test_what_sessions_do_not_use_is_lent_to_another():
-    capacity = QueueCapacity(1, 8)
+    capacity = QueueCapacity(1, 16)
     (idle, first), (little, second), (busy, third) = (guarded_on(capacity) for _ in range(3))
     for session in (idle, little):
         session.offer()
-    assert (idle.lumps, little.lumps, capacity.lumps) == (4, 2, 2)
+    assert (idle.lumps, little.lumps, capacity.lumps) == (4, 2, 10)
     assert give(little, second, PIECES + 1)
     assert give(busy, third, PIECES + 3 * LUMP_PIECES)
     assert (idle.lumps, little.lumps, busy.lumps, busy.large.held) == (0, 1, 3, False)
     assert (first.most_pending, second.most_pending) == (PIECES, PIECES + LUMP_PIECES)
-    assert not idle.take(PIECES + 3 * LUMP_PIECES) or idle.large.held, "those with work keep what they use"
-    assert (little.lumps, busy.lumps) == (1, 3)
 
 
-def test_what_is_larger_than_the_credits_is_given_by_one_session_at_a_time():
+def test_one_who_may_have_no_more_takes_nothing_from_others():
+    capacity = QueueCapacity()
+    (hog, work), (ann, layout) = share_of(capacity, tenant="hog"), guarded_on(capacity)
+    ann.offer()
+    assert fill(hog, work) == FIBER_LUMPS
+    assert not hog.take(1)
+    assert layout.most_pending == PIECES + LENT_LUMPS // 4 * LUMP_PIECES
+
+
+def test_lumps_of_one_who_gives_work_meanwhile_are_not_lent_again():
+    capacity, given = QueueCapacity(1, 16), []
+
+    def look():  # the other thread gives work while this one asks the device
+        if not given:
+            given.append(give(ann, layout, PIECES + 3 * LUMP_PIECES))
+        return True
+
+    ann, layout = guarded_on(capacity, idle=look)
+    ann.offer()
+    bob, _ = guarded_on(capacity)
+    bob.take(PIECES + 4 * LUMP_PIECES)
+    assert given == [True]
+    assert (ann.lumps, layout.pending <= layout.most_pending) == (4, True)
+
+
+# ------------------------------------------------------------------------------------- large work
+
+
+def test_what_is_larger_than_the_credits_waits_for_the_work_before_it_and_its_tenants():
     capacity, told = QueueCapacity(), []
-    (first, layout), (second, other), (third, _) = share_of(capacity), guarded_on(capacity), share_of(capacity)
+    (first, layout), (second, other), small = share_of(capacity), guarded_on(capacity), guarded_on(capacity)
     assert give(first, layout, 4000)
     assert not first.take(4000)
     assert first.queue is None, "its own work comes first"
-    for waiting in (second, third):
-        assert not waiting.take(4000)
-        assert waiting.queue is waiting.large
-        assert waiting.large.join(partial(told.append, waiting), NEVER)
-    assert give(second, other, PIECES), "what is small goes on"
+    assert not second.take(4000)
+    assert second.queue is second.large
+    assert second.large.join(partial(told.append, second), NEVER)
+    assert give(*small, PIECES + 1), "what is small goes on"
     layout.count_drained(ROW)
     first.settle()
     assert told == [second]
-    first.abandon()
     assert not first.take(4000)
     assert first.queue is first.large
-    other.count_drained(ROW)
     assert give(second, other, 4000)
     second.leave()
-    assert told == [second, third]
-    third.large.abandon()
     assert capacity.large.in_use == 0
+
+
+def test_work_without_an_end_in_a_large_place_is_in_the_way_of_its_tenant_alone():
+    capacity = QueueCapacity()
+    for tenant in range(LARGE_PLACES):
+        assert give(*share_of(capacity, tenant=f"tenant-{tenant}"), 4000)
+        assert not give(*share_of(capacity, tenant=f"tenant-{tenant}"), 4000)
+    assert not give(*share_of(capacity, tenant="one more"), 4000)
+
+
+def test_one_with_a_large_place_keeps_no_lumps():
+    capacity = QueueCapacity()
+    session, layout = guarded_on(capacity)
+    session.offer()
+    assert give(session, layout, 4000)
+    assert (session.lumps, capacity.lumps, layout.most_pending) == (0, LENT_LUMPS, PIECES)
 
 
 def test_the_large_place_is_kept_from_when_it_was_taken_until_its_work_has_ended():
@@ -204,21 +250,57 @@ def test_the_large_place_is_free_again_if_what_it_was_for_was_refused():
     assert second.take(4000)
 
 
-def test_the_large_place_goes_to_another_tenant_first():
-    capacity, told = QueueCapacity(), []
-    first, layout = share_of(capacity)
+def test_a_large_place_that_came_and_is_not_needed_is_given_back():
+    capacity = QueueCapacity(lumps=16)
+    (first, layout), (second, other), (third, _) = share_of(capacity), guarded_on(capacity), share_of(capacity)
     assert give(first, layout, 4000)
-    crowd = [share_of(capacity)[0] for _ in range(3)] + [share_of(capacity, tenant="bob")[0]]
-    for each in crowd:
-        assert not each.take(4000)
-        assert each.large.join(partial(told.append, each), NEVER)
+    assert fill(second, other) == 4
+    assert not third.take(5 * LUMP_PIECES)
+    assert third.large.join(lambda: None, NEVER)
+    for session, work in ((first, layout), (second, other)):
+        work.count_drained(ROW)
+        session.leave()
+    assert capacity.large.in_use == 1
+    assert third.take(3 * LUMP_PIECES)
+    assert capacity.large.in_use == 0
+
+
+def test_a_large_place_is_not_kept_while_a_share_is_waited_for():
+    capacity = QueueCapacity(1, 0)
+    (first, layout), (second, _), (third, other) = guarded_on(capacity), share_of(capacity), share_of(capacity)
+    assert give(first, layout, 4000)
+    assert not second.take(300)
+    assert second.large.join(lambda: None, NEVER)
+    second.given()
+    assert give(third, other, 1)
     layout.count_drained(ROW)
     first.settle()
-    assert told == [crowd[3]]
-    crowd[3].leave()
-    assert told == [crowd[3], crowd[0]]
+    assert not second.take(300)
+    assert second.queue is second.share
+    assert capacity.large.in_use == 0
+
+
+def test_work_that_never_ends_keeps_its_place():
+    capacity = QueueCapacity()
+    (first, layout), (second, _) = guarded_on(capacity), guarded_on(capacity)
+    assert give(first, layout, 4000)
+    first.kept = True  # as `SessionWork.has_ended` sets it
+    layout.wipe()
+    assert not second.take(4000)
+
+
+def test_large_places_go_to_those_who_were_served_longest_ago():
+    capacity, told = QueueCapacity(), []
+    first = [guarded_on(capacity, tenant=tenant) for tenant in ("ann", "bob", "carol")]
+    assert all(give(*each, 4000) for each in first)
+    crowd = [guarded_on(capacity, tenant=tenant)[0] for tenant in ("ann", "ann", "bob", "carol", "dave", "eve")]
     for each in crowd:
-        each.leave()
+        assert not each.take(4000)
+        assert each.large.join(partial(told.append, each.tenant), NEVER)
+    for session, layout in first[::-1]:
+        layout.count_drained(ROW)
+        session.settle()
+    assert told == ["dave", "eve", "ann"]
 
 
 def test_a_session_with_a_thread_waits_for_its_own_work_and_then_for_the_large_place():
@@ -232,14 +314,47 @@ def test_a_session_with_a_thread_waits_for_its_own_work_and_then_for_the_large_p
         waited.append(layout.pending)
         layout.count_drained(ROW)
 
+    assert not session.take(4000)
     with pytest.raises(CapacityExhausted, match="smaller ones need not wait"):
         session.await_room(4000, [drain], Deadline.after(0))
     assert waited == [3]
+    assert not session.kept
     assert give(holder, busy, 1) is False
     busy.count_drained(ROW)
     session.await_room(4000, [drain], NEVER)
     assert session.large.held
     assert waited == [3, 0]
+
+
+# ------------------------------------------------------------------------------------- shares
+
+
+@pytest.mark.parametrize(("waiters", "late"), [(10, 0), (10, 1), (100, 1)])
+def test_a_share_that_came_is_not_taken_back_before_its_fiber_runs(waiters, late):
+    capacity, told, ran, running, now = QueueCapacity(1, 0), [], 0, [], 0
+    first, layout = share_of(capacity)
+    assert give(first, layout, 1)
+
+    def runs(each):
+        while not give(*each, 1):
+            if each[0].share.join(lambda: told.append((now + late, each)), NEVER):
+                return False
+        return True
+
+    for _ in range(waiters):
+        assert not runs(share_of(capacity))
+    layout.count_drained(ROW)
+    for now in range(4 * waiters):
+        for work in running:
+            work.count_drained(ROW)
+        running = []
+        capacity.gate.ask()
+        due, told[:] = [each for at, each in told if at <= now], [one for one in told if one[0] > now]
+        for each in due:
+            if runs(each):
+                ran += 1
+                running.append(each[1])
+    assert ran == waiters
 
 
 def test_without_a_free_share_a_session_queues_until_one_is_returned():
@@ -248,12 +363,12 @@ def test_without_a_free_share_a_session_queues_until_one_is_returned():
     second, _ = share_of(capacity)
     assert give(first, layout, 1)
     assert not second.take(1)
-    assert second.queue is second
-    assert second.join(lambda: told.append(1), NEVER)
+    assert second.queue is second.share
+    assert second.share.join(lambda: told.append(1), NEVER)
     first.leave()
     assert told == [1]
     assert second.take(1)
-    assert second.held
+    assert second.share.held
 
 
 def test_a_share_with_nothing_pending_goes_to_another_session():
@@ -264,9 +379,9 @@ def test_a_share_with_nothing_pending_goes_to_another_session():
     assert not second.take(1), "the first is about to use it"
     first.given()
     assert second.take(1)
-    assert (first.held, layout.most_pending, capacity.lumps) == (False, 0, 2)
-    first.abandon()
-    assert second.held
+    assert (first.share.held, layout.most_pending, capacity.lumps) == (False, 0, 2)
+    first.share.abandon()
+    assert second.share.held
 
 
 def test_a_share_is_not_taken_back_while_room_is_made_in_it(monkeypatch):
@@ -281,7 +396,7 @@ def test_a_share_is_not_taken_back_while_room_is_made_in_it(monkeypatch):
 
     monkeypatch.setattr(capacity, "lend", lend_while_another_asks)
     assert first.take(PIECES + 1)
-    assert (first.held, second.held) == (True, False)
+    assert (first.share.held, second.share.held) == (True, False)
 
 
 def test_a_share_that_was_not_used_is_returned_with_its_session():
@@ -289,7 +404,7 @@ def test_a_share_that_was_not_used_is_returned_with_its_session():
     first, layout = share_of(capacity)
     second, _ = share_of(capacity)
     assert give(first, layout, 1)
-    assert second.join(lambda: None, NEVER)
+    assert second.share.join(lambda: None, NEVER)
     first.leave()
     assert capacity.gate.in_use == 1
     second.leave()

@@ -47,19 +47,11 @@ class Gate:
     Args:
         capacity: how many; 0 refuses all.
         start: has `ask` called now and then, until that returns that the queue is empty. Returns whether it could.
-        alternate: whether a permit goes to a tenant who did not have the last one, if such a tenant waits.
     """
 
-    def __init__(
-        self,
-        capacity: int = MAX_CONCURRENT_OPERATIONS,
-        start: Callable[[Gate], bool] | None = None,
-        *,
-        alternate: bool = False,
-    ) -> None:
+    def __init__(self, capacity: int = MAX_CONCURRENT_OPERATIONS, start: Callable[[Gate], bool] | None = None) -> None:
         self._capacity = capacity
         self._start = start or _start_asking
-        self._alternate, self._last = alternate, ""
         self._asked = False
         self._holders: dict[Holder, None] = {}
         self._queue: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
@@ -180,32 +172,39 @@ class Gate:
             return False
         if holder in self._holders:
             return True
-        if self._wanted() or not (len(self._holders) < self._capacity or (asking and self._take_back())):
-            return False
-        self._holders[holder], self._last = None, holder.tenant
-        return True
+        # Who waits cannot be served now, or would have been.
+        if self._has_room(holder) or (asking and not self._wanted() and self._take_back(holder)):
+            self._holders[holder] = None
+            return True
+        return False
+
+    def _has_room(self, _holder: Holder) -> bool:
+        return len(self._holders) < self._capacity
+
+    def _in_turn(self) -> list[Holder]:
+        """Return the queue in the order in which permits are given."""
+        return list(self._queue)
 
     def _wanted(self) -> bool:
         """Return whether somebody waits for a permit who is not held."""
         return any(holder.tenant not in self._held for holder in self._queue)
 
-    def _take_back(self) -> bool:
+    def _take_back(self, wanting: Holder) -> bool:
+        """Take permits back until there is room; return whether there is."""
         for holder in tuple(self._holders):
             if holder.release_if_idle():
                 self._holders.pop(holder, None)
-                return True
+                if self._has_room(wanting):
+                    return True
         return False
 
     def _hand_over(self) -> list[Callable[[], object]]:
         """Give free permits to the first of the queue; return what notifies them."""
-        granted, last = [], self._last
-        for holder in sorted(self._queue, key=lambda each: self._alternate and each.tenant == last):
-            if holder.tenant in self._held:
-                continue
-            if holder not in self._holders and len(self._holders) >= self._capacity:
-                break
-            granted.append(self._queue.pop(holder))
-            self._holders[holder], self._last = None, holder.tenant
+        granted = []
+        for holder in self._in_turn():
+            if holder.tenant not in self._held and (holder in self._holders or self._has_room(holder)):
+                granted.append(self._queue.pop(holder))
+                self._holders[holder] = None
         return granted
 
     def _refusal(self, holder: Holder) -> CapacityExhausted:
@@ -306,6 +305,13 @@ class GatePermit:
         self.rejected = 0
         if not self._layout.placed:
             self.offer()
+
+    def spare(self, wait: Callable[[], object], deadline: Deadline) -> None:
+        """Wait for something else; the gate may take the permit back meanwhile, if it was needed."""
+        needed, self._needed = self._needed, False
+        wait()
+        if needed:
+            self.take(deadline)
 
     def settle(self) -> None:
         """Give the permit back unless work is pending; with compiled code keep it until another session needs it."""

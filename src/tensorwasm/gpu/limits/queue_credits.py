@@ -7,16 +7,18 @@ they are few. So the pending work of sessions is bounded, for each and for all t
 
 - A session on a fiber holds a share, worth `PIECES` pieces of work, and waits in a queue if none is free, as at the
   gate. One that has a thread has as much without asking: there are few such threads.
-- It may borrow more, in lumps.
-- What is larger than that is given alone: when nothing else of the session is pending, by one session at a time.
+- It may borrow more, in lumps: half of what its tenant may have, which is half of what there is. Nobody keeps what it
+  does not use from others.
+- What is larger than that is given alone: when nothing else of the session is pending, and in few sessions at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final, ParamSpec, TypeVar
 
 from tensorwasm.errors import CapacityExhausted
 from tensorwasm.gpu.limits.gate import Gate, Holder
@@ -38,13 +40,19 @@ SHARES: Final = QUEUES * QUEUE_PIECES // 4 // PIECES
 """Shares are worth a quarter of what the queues take together, and as much is lent to fibers. Half stays free: streams
 are not used evenly, and notifications and guests with threads of their own take room too."""
 QUEUED_LUMPS: Final = QUEUES * QUEUE_PIECES // 4 // LUMP_PIECES
-LENT_LUMPS: Final = 2 * QUEUED_LUMPS
-"""Lent to all: these pieces, and those of one session with the large place (`GUARDED_PIECES`), are gone in some 50 ms
-once they are to stop. Twice as many as fibers have keep a GPU busy while a thread that has given half of them waits."""
-
+LENT_LUMPS: Final = 4 * QUEUED_LUMPS
+"""Lent to all. What one tenant may have of them, and what one session may have with a place (`GUARDED_PIECES`), is gone
+in some 50 ms once it is to stop."""
+LARGE_PLACES: Final = 3
+"""One tenant has one at most, so that work without an end in it is in the way of its own tenant alone."""
+_MOST_SERVED: Final = 4096
+_turns: Final = itertools.count(1)
+_NO_SHARE: Final = "others' work filled the queues of the GPU until there was no time left"
 _NO_LARGE_PLACE: Final = (
-    "large launches, copies or graphs of others kept the GPU until there was no time left: smaller ones need not wait"
+    "large launches, copies or graphs kept the GPU until there was no time left: smaller ones need not wait"
 )
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class QueueCapacity:
@@ -56,28 +64,25 @@ class QueueCapacity:
 
     Attributes:
         gate: to the shares.
-        large: to the place of the one session that may give what is larger than its credits.
+        large: to the places for what is larger than a session's credits.
         lumps: that could be lent now.
     """
 
     def __init__(self, shares: int = SHARES, lumps: int = LENT_LUMPS) -> None:
-        self.gate = Gate(shares)
-        self.large = Gate(1, alternate=True)
+        # One for all: whoever holds it may come to need the others, when garbage is collected that was a session.
+        self._lock = threading.RLock()
+        self.gate = _Gate(shares, shares, self._lock)
+        self.large = _Gate(LARGE_PLACES, 1, self._lock)
         self.lumps = lumps
         self._of_fibers = QUEUED_LUMPS
+        self._of_tenants: Counter[tuple[str, bool]] = Counter()
         self._borrowers: dict[QueueCredits, None] = {}
-        self._lock = threading.Lock()
 
     def lend(self, borrower: QueueCredits, least: int) -> None:
-        """Lend as many lumps as the session may have, if these are so many at least.
-
-        It leaves as many as it has. If there are too few, others return what they do not use.
-        """
+        """Lend as many lumps as the session may have, if these are so many at least."""
         with self._lock:
             if least > self._room(borrower):
-                for each in tuple(self._borrowers):
-                    if each is not borrower:
-                        self._move(each, -each.unused())
+                self._reclaim(borrower, least)
             if least <= (room := self._room(borrower)):
                 self._move(borrower, room)
 
@@ -86,14 +91,38 @@ class QueueCapacity:
         with self._lock:
             self._move(borrower, -borrower.lumps)
 
+    def _reclaim(self, borrower: QueueCredits, least: int) -> None:
+        """Have sessions return what they do not use, if the borrower has room for enough then."""
+        returned = [(each, each.unused()) for each in tuple(self._borrowers) if each is not borrower]
+        for each, lumps in returned:
+            self._move(each, -lumps)
+        enough = least <= self._room(borrower)
+        for each, lumps in returned:
+            if not enough or each.uses_more():  # it may have given work meanwhile
+                self._move(each, lumps)
+
     def _room(self, borrower: QueueCredits) -> int:
-        room = (self.lumps + borrower.lumps) // 2 - borrower.lumps
-        return max(room if borrower.waits else min(room, FIBER_LUMPS - borrower.lumps, self._of_fibers), 0)
+        """Return how many more lumps a session may have: half of what its tenant may have more."""
+        tenant, own = borrower.tenant, borrower.lumps
+        on_fibers = self._of_tenants[tenant, False]
+        room = self._half(self.lumps, on_fibers + self._of_tenants[tenant, True])
+        if borrower.waits:
+            return self._half(room, own)
+        return max(min(room, self._half(self._of_fibers, on_fibers), FIBER_LUMPS - own), 0)
+
+    @staticmethod
+    def _half(free: int, own: int) -> int:
+        """Return how much more there is for one who leaves as much as he has."""
+        return max((free + own) // 2 - own, 0)
 
     def _move(self, borrower: QueueCredits, lumps: int) -> None:
         self.lumps -= lumps
         if not borrower.waits:
             self._of_fibers -= lumps
+        of_tenant = borrower.tenant, borrower.waits
+        self._of_tenants[of_tenant] += lumps
+        if not self._of_tenants[of_tenant]:
+            del self._of_tenants[of_tenant]
         borrower.resize(borrower.lumps + lumps)
         if borrower.lumps:
             self._borrowers[borrower] = None
@@ -101,90 +130,119 @@ class QueueCapacity:
             self._borrowers.pop(borrower, None)
 
 
-class LargePlace:
-    """One session's place for what is larger than its credits; a `Holder`, and what a fiber waits for.
+class _Gate(Gate):
+    """A gate of which one tenant has so many places at most, and that serves first who was served longest ago."""
 
-    It is kept while that is pending.
+    def __init__(self, capacity: int, each: int, lock: threading.RLock) -> None:
+        super().__init__(capacity)
+        self._each = each
+        self._lock = lock
+        self._served: dict[str, int] = {}
+
+    def note_served(self, tenant: str) -> None:
+        """Note that a tenant has a place."""
+        with self._lock:
+            self._served[tenant] = next(_turns)
+            if len(self._served) > _MOST_SERVED:
+                self._served.clear()
+
+    def _has_room(self, holder: Holder) -> bool:
+        if not super()._has_room(holder):
+            return False
+        return self._each >= self._capacity or sum(each.tenant == holder.tenant for each in self._holders) < self._each
+
+    def _in_turn(self) -> list[Holder]:
+        return sorted(self._queue, key=lambda holder: self._served.get(holder.tenant, 0))
+
+
+class QueuePlace:
+    """One session's place at a gate; what a fiber waits for.
 
     Args:
         gate: of the device.
+        owner: the session's credits; while they are kept, so is the place.
         idle: returns whether the session has nothing on the device.
-        tenant: whose session it is.
+        lost: called when the place was taken back or given back.
+        refusal: the message if none came free in time.
 
     Attributes:
         held: whether the session has it.
     """
 
-    __slots__ = ("_gate", "_idle", "_needed", "held", "tenant")
+    __slots__ = ("_gate", "_idle", "_lost", "_owner", "_refused", "held", "tenant")
 
-    def __init__(self, gate: Gate, idle: Callable[[], bool], tenant: str) -> None:
-        self.tenant = tenant
+    def __init__(
+        self, gate: _Gate, owner: QueueCredits, idle: Callable[[], bool], lost: Callable[[], object], refusal: str
+    ) -> None:
+        self.tenant = owner.tenant
+        self.held = False
         self._gate = gate
+        self._owner = owner
         self._idle = idle
-        self._needed = self.held = False
+        self._lost = lost
+        self._refused = refusal
 
-    def take(self) -> bool:
-        """Take the place until `given`, if it is free; return whether the session has it. Never waits."""
-        # Set before the gate looks, so that it does not take the place back meanwhile.
-        self._needed = True
-        self._needed = self.held = self._gate.request(self)
+    def take(self, *, asking: bool = True) -> bool:
+        """Take the place if it is free, or idle with another; return whether the session has it. Never waits.
+
+        The credits are kept, so that the place is not taken back meanwhile.
+        """
+        if not self.held and (self._gate.request if asking else self._gate.offer)(self):
+            self.held = True
+            self._gate.note_served(self.tenant)
         return self.held
 
     def enter(self, deadline: Deadline) -> None:
-        """Take the place until `given`; wait for it. Raises as `Gate.enter`."""
-        with self._waiting():
-            self._gate.enter(deadline, self)
-        self.held = True
-
-    def given(self) -> None:
-        """Note that what the place was taken for is pending or refused: it can be taken back once that has ended."""
-        self._needed = False
+        """Take the place, and wait for it; the credits are kept from now on. Raises as `Gate.enter`."""
+        self._attempt(self._gate.enter, deadline, self)
+        self.take()
 
     def leave(self) -> None:
         """Give the place back, also one that came and was not taken."""
-        self._needed = self.held = False
+        self.held = False
         self._gate.leave(self)
+        self._lost()
 
     def suspend(self) -> None:
-        """See `Holder`. Nothing to do: compiled code gives nothing that needs the place."""
+        """See `Holder`. No tenant is held at these gates."""
 
     def release_if_idle(self) -> bool:
-        """See `Holder`."""
-        if self._needed or not self._idle():
+        """See `Holder`. What is pending then has ended, and is counted as ended when the guest asks."""
+        if self._owner.kept or not self._idle() or self._owner.kept:
             return False
         self.held = False
+        self._lost()
         return True
 
     # ------------------------------------------------------------------------------------ without a thread
 
     def join(self, notify: Callable[[], object], until: Deadline) -> bool:
-        """Queue for the place, for a `take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
-        with self._waiting():
-            return self._gate.join(self, notify, until)
+        """Queue for the place, for a `QueueCredits.take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
+        return self._attempt(self._gate.join, self, notify, until)
 
     def give_up(self) -> None:
-        """Leave the queue; a place that came before stays for a `take` to find. See `Gate.give_up`."""
-        with self._waiting():
-            self._gate.give_up(self)
+        """Leave the queue; a place that came before stays for a `QueueCredits.take` to find. See `Gate.give_up`."""
+        self._attempt(self._gate.give_up, self)
 
     def abandon(self) -> None:
         """Leave the queue; if the place came before, give it back."""
-        self.leave()
+        self._owner.kept = False
+        if not self.held:
+            self._gate.leave(self)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._needed = True  # as in `take`
+    def _attempt(self, wait: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
+        self._owner.kept = True  # before the place comes, so that it is not taken back before it is used
         try:
-            yield
+            return wait(*args, **named)
         except BaseException as error:
-            self._needed = False
+            self._owner.kept = False
             if isinstance(error, CapacityExhausted):
-                raise CapacityExhausted(_NO_LARGE_PLACE) from error
+                raise CapacityExhausted(self._refused) from error
             raise
 
 
 class QueueCredits:
-    """What one session may have pending. Called as `GatePermit` is; a `Holder` of its share.
+    """What one session may have pending.
 
     A session that has a thread, and kernels without a guard, may have any amount pending.
 
@@ -196,16 +254,18 @@ class QueueCredits:
         guarded: whether the session's kernels are guarded.
 
     Attributes:
-        held: whether the session has its share.
+        kept: whether nothing that the session has may be taken back now, since it is about to use it.
         large: its place for what is larger than its credits.
         lumps: that it has borrowed.
-        queue: what the session has to queue for since `take` returned False; None if for work of its own.
+        queue: the place that the session has to queue for since `take` returned False; None if it has to wait for work
+            of its own.
+        share: its place among the sessions on fibers.
         waits: whether the guest has a thread that may wait, and needs no share.
     """
 
     __slots__ = (
-        *("_bounded", "_capacity", "_idle", "_layout", "_needed"),
-        *("held", "large", "lumps", "queue", "tenant", "waits"),
+        *("_bounded", "_capacity", "_idle", "_layout", "_seen"),
+        *("kept", "large", "lumps", "queue", "share", "tenant", "waits"),
     )
 
     def __init__(
@@ -218,14 +278,15 @@ class QueueCredits:
         guarded: bool = False,
     ) -> None:
         self.tenant = tenant
-        self.large = LargePlace(capacity.large, idle, tenant)
-        self.queue: QueueCredits | LargePlace | None = None
+        self.kept = False
+        self.lumps = self._seen = 0
         self.waits, self._bounded = True, guarded
-        self.lumps = 0
         self._capacity = capacity
         self._idle = idle
         self._layout = layout
-        self._needed = self.held = False
+        self.share = QueuePlace(capacity.gate, self, idle, self._forget, _NO_SHARE)
+        self.large = QueuePlace(capacity.large, self, idle, bool, _NO_LARGE_PLACE)
+        self.queue: QueuePlace | None = None
         if guarded:
             self.resize(0)
 
@@ -237,9 +298,10 @@ class QueueCredits:
     def offer(self) -> None:
         """Take what is free, for compiled code to find; it may be taken back."""
         if not self.waits:
-            self._needed = True  # as in `take`
-            self._take_share(self._capacity.gate.offer)
-            self._needed = False
+            self.kept = True
+            self.share.take(asking=False)
+            self.resize(self.lumps)
+            self.kept = False
         elif self._bounded:
             self._capacity.lend(self, 0)
 
@@ -254,9 +316,12 @@ class QueueCredits:
             Whether there is room. If not, the session has to wait as `queue` says.
         """
         self.settle()
-        self._needed, self.queue = True, None  # before anybody looks whether something can be taken back
-        self._needed = self._find_room(pieces)
-        return self._needed
+        waited, self.queue = self.queue, None
+        self.kept = True  # before anybody looks whether something can be taken back
+        self.kept = self._find_room(pieces)
+        if waited is self.large and not self.large.held:
+            self.large.leave()  # it came, and is not needed any more
+        return self.kept
 
     def await_room(self, pieces: int, waits: Iterable[Callable[[], object]], deadline: Deadline) -> None:
         """Make room on the guest's thread, after `take` found none; it is kept until `given`.
@@ -277,67 +342,46 @@ class QueueCredits:
 
     def given(self) -> None:
         """Note that what there was room for is pending, or was refused."""
-        self._needed = False
-        self.large.given()
+        self.kept = False
 
     def settle(self) -> None:
         """Give the large place back once what it was for has ended."""
-        if self.large.held and not (self._needed or self._layout.pending):
+        if self.large.held and not (self.kept or self._layout.pending):
             self.large.leave()
 
     def leave(self) -> None:
         """Give everything back, also what came and was not taken: nothing is pending, and nothing will be."""
         if self._bounded:
             self.large.leave()
-            self._capacity.gate.leave(self)  # first, so that the gate does not ask for it any more
-            self._forget()
-
-    def suspend(self) -> None:
-        """See `Holder`."""
-        self._layout.most_pending = 0
-
-    def release_if_idle(self) -> bool:
-        """See `Holder`. What is pending then has ended, and is counted as ended when the guest asks."""
-        if self._needed or not self._idle():
-            return False
-        self._forget()
-        return True
+            self.share.leave()
 
     # ------------------------------------------------------------------------------------ for the capacity
 
     def unused(self) -> int:
         """Return how many lumps the session does not need now."""
-        if self._needed:
+        self._seen = self._layout.pending
+        if self.kept:
             return 0
-        used = 0 if self._idle() else -(-(self._layout.pending - PIECES) // LUMP_PIECES)
+        used = 0 if self._idle() else -(-(self._seen - PIECES) // LUMP_PIECES)
         return max(self.lumps - max(used, 0), 0)
+
+    def uses_more(self) -> bool:
+        """Return whether the session may need more than `unused` said."""
+        return self.kept or self._layout.pending > self._seen
 
     def resize(self, lumps: int) -> None:
         """Set how much is borrowed."""
         self.lumps = lumps
-        self._layout.most_pending = PIECES + lumps * LUMP_PIECES if self.held or self.waits else 0
-
-    # ------------------------------------------------------------------------------------ without a thread
-
-    def join(self, notify: Callable[[], object], until: Deadline) -> bool:
-        """Queue for a share, for a `take` to find; see `tensorwasm.gpu.limits.gate.Gate.join`."""
-        return self._capacity.gate.join(self, notify, until)
-
-    def give_up(self) -> None:
-        """Leave the queue; a share that came before stays for a `take` to find. See `Gate.give_up`."""
-        self._capacity.gate.give_up(self)
-
-    def abandon(self) -> None:
-        """Leave the queue; if the share came before, give it back."""
-        if not self.held:
-            self._capacity.gate.leave(self)
+        self._layout.most_pending = PIECES + lumps * LUMP_PIECES if self.share.held or self.waits else 0
 
     def _find_room(self, pieces: int) -> bool:
         if self.fits(pieces):
             return True
-        if not (self.waits or self._take_share(self._capacity.gate.request)):
-            self.queue = self
-            return False
+        if not self.waits:
+            if not self.share.take():
+                self.queue = self.share
+                return False
+            self.resize(self.lumps)
         lacking = self._layout.pending + pieces - self._layout.most_pending
         if lacking > 0:
             self._capacity.lend(self, -(-lacking // LUMP_PIECES))
@@ -345,15 +389,11 @@ class QueueCredits:
             return True
         if self._layout.pending:
             return False
-        self.queue = None if self.large.take() else self.large
-        return self.queue is None
-
-    def _take_share(self, ask: Callable[[Holder], bool]) -> bool:
-        if ask(self) and not self.held:
-            self.held = True
-            self.resize(self.lumps)
-        return self.held
+        if self.large.take():
+            self._capacity.take_back(self)
+            return True
+        self.queue = self.large
+        return False
 
     def _forget(self) -> None:
-        self.held = False
         self._capacity.take_back(self)

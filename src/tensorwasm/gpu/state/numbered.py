@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NoReturn, TypeVar
 
-from tensorwasm.errors import InvalidHandle, InvokeTimeout, KernelFault, QuotaExceeded, TensorWasmError
+from tensorwasm.errors import (
+    CallerError,
+    InvalidHandle,
+    InvokeTimeout,
+    KernelFault,
+    LimitError,
+    QuotaExceeded,
+    TensorWasmError,
+)
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, HostWindow
 from tensorwasm.gpu.device.port import Device, Stream, attempt
 from tensorwasm.gpu.device.protocols import Event, Graph
@@ -57,6 +66,8 @@ OWN: Final = 0
 """The number of the instance's own stream."""
 LOOK_NS: Final = 100_000_000
 """How often the device is asked about one session: a full gate asks all holders every few milliseconds."""
+OFTEN_NS: Final = 5_000_000
+"""How often for its credits, of which there are few."""
 _NO_HANDLE: Final = 1
 """In the row of a stream that compiled code cannot reach."""
 
@@ -156,16 +167,18 @@ class StreamTable:
         found = max(self, key=lambda one: self._layout.given(one.row), default=None)
         return found if found is not None and self.busy(found) else None
 
-    def count_started(self, stream: SessionStream, pieces: int) -> None:
-        """Count work that Python gives a stream."""
+    @contextmanager
+    def counting(self, stream: SessionStream, pieces: int) -> Iterator[None]:
+        """Count work that Python gives a stream, before the device has it, and not at all if the device refuses it."""
         stream.started += pieces
         stream.end_state = None
         self._layout.count_started(stream.row, pieces)
-
-    def count_refused(self, stream: SessionStream, pieces: int) -> None:
-        """Undo one `count_started`: the work was refused, and none of it runs."""
-        stream.started -= pieces
-        self._layout.count_refused(stream.row, pieces)
+        try:
+            yield
+        except (CallerError, LimitError, KernelFault):  # none of it runs: refused, or ended by its fault
+            stream.started -= pieces
+            self._layout.count_refused(stream.row, pieces)
+            raise
 
     def count_drained(self, stream: SessionStream) -> None:
         """Count all work of a stream as ended."""
@@ -189,24 +202,30 @@ class IdleCheck:
     """Asks whether a session has nothing on its device any more. Thread-safe; never waits, changes nothing.
 
     Without it, the work of a guest that never asks for its end would count as running until the session ends.
+
+    Args:
+        look_ns: how often the device is asked.
     """
 
-    __slots__ = ("_device", "_layout", "_next_ns", "_streams")
+    __slots__ = ("_device", "_layout", "_look_ns", "_next_ns", "_streams")
 
-    def __init__(self, device: Device, streams: StreamTable, layout: SessionLayoutWriter) -> None:
+    def __init__(
+        self, device: Device, streams: StreamTable, layout: SessionLayoutWriter, look_ns: int = LOOK_NS
+    ) -> None:
+        self._look_ns = look_ns
         self._device = device
         self._streams = streams
         self._layout = layout
         self._next_ns = 0
 
     def __call__(self) -> bool:
-        """Return whether no work is counted, or the device, asked every `LOOK_NS`, says that all has ended."""
+        """Return whether no work is counted, or the device, asked now and then, says that all has ended."""
         if not self._layout.pending:
             return True
         now_ns = time.monotonic_ns()
         if now_ns < self._next_ns:
             return False
-        self._next_ns = now_ns + LOOK_NS
+        self._next_ns = now_ns + self._look_ns
         return self.at_once()
 
     def at_once(self) -> bool:

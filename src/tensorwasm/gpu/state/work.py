@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, ParamSpec
 
-from tensorwasm.errors import CallerError, DeviceLost, InvokeTimeout, KernelFault, LimitError
+from tensorwasm.errors import DeviceLost, InvokeTimeout, KernelFault
 from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.device.protocols import Event, Stream
 from tensorwasm.gpu.limits.gate import GatePermit
@@ -20,7 +20,7 @@ from tensorwasm.gpu.limits.queue_credits import QueueCredits
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.resources.session_windows import SessionWindow
-from tensorwasm.gpu.state.numbered import OWN, IdleCheck, SessionStream, StreamTable
+from tensorwasm.gpu.state.numbered import OFTEN_NS, OWN, IdleCheck, SessionStream, StreamTable
 from tensorwasm.ptx.guarded import TRAPPED
 from tensorwasm.values import Deadline, Region
 
@@ -70,7 +70,7 @@ class SessionWork:
         self._failed = False  # set at the end of the session, where an error is not raised
         self.streams = StreamTable(device, resources.streams, layout, streams)
         self.permit = GatePermit(resources.gate, layout, IdleCheck(device, self.streams, layout), tenant)
-        idle, guarded = IdleCheck(device, self.streams, layout), window is not None
+        idle, guarded = IdleCheck(device, self.streams, layout, OFTEN_NS), window is not None
         self.credits = QueueCredits(resources.queue_capacity, layout, idle, tenant, guarded=guarded)
 
     @property
@@ -136,17 +136,16 @@ class SessionWork:
 
         A session of guarded kernels waits until there is room for it; one on a fiber has made room already.
         """
-        if self.credits.waits and not self.credits.take(pieces):
-            ours, until = (stream, *self.streams), self._layout.deadline
-            self.credits.await_room(pieces, [partial(self.wait, each, until) for each in ours], until)
-        self.streams.count_started(stream, pieces)
+        own, until = self.credits, self._layout.deadline
         try:
-            start(*args, **named)
-        except (CallerError, LimitError, KernelFault):  # none of it runs: refused, or ended by its fault
-            self.streams.count_refused(stream, pieces)
-            raise
+            if own.waits and not own.take(pieces):
+                waits = [partial(self.wait, each, until) for each in (stream, *self.streams)]
+                self.permit.spare(partial(own.await_room, pieces, waits, until), until)
+            with self.streams.counting(stream, pieces):
+                start(*args, **named)
         finally:
-            self.credits.given()  # not before: until the device has it, it would count as ended
+            if own.waits:  # the steps of a fiber may give more
+                own.given()
 
     # ----------------------------------------------------------------------------------------- waiting
 
@@ -206,6 +205,7 @@ class SessionWork:
                 else:
                     self._device.events.synchronize_event(event, deadline)
                 self.streams.count_drained(stream)
+                self.credits.settle()
 
     def wait_all(self, deadline: Deadline) -> None:
         """Wait for every stream, keeping the permit."""
@@ -296,6 +296,7 @@ class SessionWork:
             self.permit.leave()
         else:
             self.permit.keep()
+            self.credits.kept = True
         return ended, trusted
 
     def release(self, *, healthy: bool) -> list[Exception]:

@@ -85,7 +85,7 @@ def test_a_guest_without_a_share_stands_in_line_for_one():
         commons.queue_capacity.gate._capacity = 0
         wait = next(STEPS[bodies.event_record](call_of(session), session.events.open(), 0))
         assert isinstance(wait, QueueWait)
-        assert wait.line is session.credits
+        assert wait.line is session.credits.share
     assert commons.close() == []
 
 
@@ -122,6 +122,6 @@ def test_what_was_refused_keeps_no_credits_from_others(body, args):
         for session in (first, second):
             session.credits.bound()
         assert run_to_end(STEPS[body](call_of(first), *args)) <= 0
-        assert first.credits.held
+        assert first.credits.share.held
         assert second.streams.make_room(1)
     assert commons.close() == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.device.arguments import HostWindow
-from tensorwasm.gpu.device.limits import MOST_MOVES
+from tensorwasm.gpu.device.limits import GUARDED_PIECES, MOST_MOVES
 from tensorwasm.gpu.limits.gate import NoPermit, patience
 from tensorwasm.guest.imports.argv import parse_argv
 from tensorwasm.guest.imports.cuda import kernels, resources
@@ -59,7 +59,7 @@ def _room(call: HostCall, session: Session, pieces: int) -> Generator[DeviceWait
             if (queue := session.credits.queue) is None:
                 yield from _drained(session, session.streams.busiest)
             else:
-                yield QueueWait(queue, call.deadline)
+                yield QueueWait(queue, patience(call.deadline))
 
 
 def _placed(
@@ -167,8 +167,9 @@ def _has_windows(arguments: Callable[[], Any]) -> bool:
 
 def _launch_pieces(session: Session, kernel_id: int, config: LaunchConfig) -> int:
     """Return how many pieces a kernel is, and the moves of its windows on managed memory ahead of it."""
-    with suppress(TensorWasmError):  # the launch reports it
-        return session.kernels.pieces(kernel_id, config) + MOST_MOVES
+    with suppress(TensorWasmError):  # the launch reports it, and refuses what is too large
+        pieces = session.kernels.pieces(kernel_id, config)
+        return pieces + MOST_MOVES if pieces <= GUARDED_PIECES else _ONE_PIECE
     return _ONE_PIECE
 
 
