@@ -10,15 +10,20 @@ import pytest
 from conformance.puppet import Puppet
 from fakes.argv import encode_argv
 from fakes.emulation import kernel
-from tensorwasm.errors import InvokeTimeout
+from fakes.guest import FakeCall
+from tensorwasm.errors import InvokeTimeout, KernelFault
 from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.device.limits import GUARDED_PIECE_SHARES, GUARDED_PIECES
 from tensorwasm.gpu.limits.queue_credits import LENT_LUMPS, LUMP_PIECES, PIECES
+from tensorwasm.guest.imports.abi import Code
+from tensorwasm.guest.imports.cuda import CudaService, kernels
+from tensorwasm.guest.imports.cuda.waiting import STEPS
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
 
 LATE_S = 0.25
 """A quarter of what the end of a session waits before the device counts as lost."""
 NUMBER = kernel("ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], 7;").encode()
+TRAP = kernel("trap;", params=0).encode()
 STACK = kernel(
     """.local .align 16 .b8 own[16384]; mov.u64 %rd1, own; cvta.local.u64 %rd1, %rd1; cvt.u64.u32 %rd2, %r0;
     add.u64 %rd1, %rd1, %rd2; st.u8 [%rd1], 7; ld.u8 %r1, [%rd1]; ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], %r1;"""
@@ -140,3 +145,19 @@ def test_more_than_may_be_pending_waits_for_some_of_it(device, puppet, flood):
     allowed = PIECES + LENT_LUMPS // 4 * LUMP_PIECES
     assert allowed - LUMP_PIECES < most <= allowed, "one leaves half to other tenants, and of that to other sessions"
     assert puppet.sync() == 0
+
+
+def test_steps_that_look_ahead_report_what_a_kernel_ended_with_and_no_lost_device(device, puppet):
+    """What the look ahead of a launch found was dropped, and the next step took the session for lost."""
+    session = puppet.session
+    session.credits.bound()
+    trap, number = puppet.load(TRAP, b"k"), puppet.load(NUMBER, b"k")
+    assert puppet.begin(trap, b"", 0, (1, 1, 1), (1, 1, 1), 0, NEVER) == 0
+    stream = session._core.work.find(0).stream
+    with suppress(KernelFault):
+        device.synchronize(stream, Deadline.after(50))  # the session has not looked yet
+    assert session._core.window.stop.status
+    call = FakeCall(deadline=NEVER, services={"cuda": CudaService(session)})
+    with pytest.raises(StopIteration) as answered:
+        next(STEPS[kernels.launch_async](call, number, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+    assert answered.value.value == Code.LAUNCH_FAILED, puppet.error()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tensorwasm.errors import DeviceLost, InvalidArgs, TensorWasmError
+from tensorwasm.errors import CallerError, DeviceLost, InvalidArgs, LimitError
 from tensorwasm.gpu.device.arguments import HostWindow
 from tensorwasm.gpu.device.limits import GUARDED_PIECES, MOST_MOVES
 from tensorwasm.gpu.limits.gate import NoPermit, patience
@@ -135,7 +135,7 @@ def alloc(call: HostCall, service: CudaService, size_lo: int, size_hi: int) -> S
 def graph_launch(call: HostCall, service: CudaService, graph: int, stream: int) -> Steps:
     """Start everything that a graph holds."""
     session, pieces = service.session, _ONE_PIECE
-    with suppress(TensorWasmError):  # the replay reports it
+    with suppress(CallerError, LimitError):  # the replay reports it
         pieces = session.graphs.pieces(u64(graph))
     return (yield from _placed(call, session, pieces, partial(resources.graph_launch, call, graph, stream)))
 
@@ -160,14 +160,14 @@ def _launch(parse: kernels.Parse) -> Callable[..., Steps]:
 
 
 def _has_windows(arguments: Callable[[], Any]) -> bool:
-    with suppress(TensorWasmError):  # the launch reports it, after what it checks first
+    with suppress(CallerError, LimitError):  # the launch reports it, after what it checks first
         return any(isinstance(argument, HostWindow) for argument in arguments())
     return False
 
 
 def _launch_pieces(session: Session, kernel_id: int, config: LaunchConfig) -> int:
     """Return how many pieces a kernel is, and the moves of its windows on managed memory ahead of it."""
-    with suppress(TensorWasmError):  # the launch reports it, and refuses what is too large
+    with suppress(CallerError, LimitError):  # the launch reports it, and refuses what is too large
         pieces = session.kernels.pieces(kernel_id, config)
         return pieces + MOST_MOVES if pieces <= GUARDED_PIECES else _ONE_PIECE
     return _ONE_PIECE
@@ -213,7 +213,7 @@ def _when_drained(body: Callable[..., int]) -> Callable[..., Steps]:
 
 
 def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
-    with suppress(TensorWasmError):  # the launch reports it
+    with suppress(CallerError, LimitError):  # the launch reports it
         _, _, arguments, memory = kernels.decode(parse_argv, call, *params[:-1])
         before = session.kernels.before_submit(memory)
         return before if before and _has_windows(arguments) else []
@@ -221,7 +221,7 @@ def _before_start(call: HostCall, session: Session, *params: int) -> list[int]:
 
 
 def _start_pieces(call: HostCall, session: Session, *params: int) -> int:
-    with suppress(TensorWasmError):  # the launch reports it
+    with suppress(CallerError, LimitError):  # the launch reports it
         kernel_id, config, _, _ = kernels.decode(parse_argv, call, *params[:-1])
         return _launch_pieces(session, kernel_id, config)
     return _ONE_PIECE
@@ -232,7 +232,7 @@ def _copy_pieces(_call: HostCall, session: Session, *params: int) -> int:
 
 
 def _before_copy(call: HostCall, session: Session, *params: int) -> list[int]:
-    with suppress(TensorWasmError):  # the copy reports it
+    with suppress(CallerError, LimitError):  # the copy reports it
         return session.buffers.before_copy(memory_of(call), u64(params[-1]))
     return []
 
