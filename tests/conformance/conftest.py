@@ -17,9 +17,10 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--require-gpu") and find_spec("cuda") is None:
         _keep_one_of_each(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # End a worker whose test hangs on a GPU: a signal waits until the driver returns, and that may be never.
+        # End a worker whose test hangs: a signal waits until the driver returns, and that may be never; and it comes
+        # once, so that what is taken down after the test hangs on.
         for item in items:
-            if item.get_closest_marker("gpu") and not item.get_closest_marker("timeout"):
+            if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(method="thread"))
 
 

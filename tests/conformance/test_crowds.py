@@ -84,8 +84,10 @@ def test_a_crowd_of_sessions_on_threads(device, shared, kind):
         if kind == "replay":
             member.record()
         member.session.streams.synchronize(NEVER)
-    begin, due = threading.Barrier(CROWD + 1), NEVER
-    threads = [threading.Thread(target=member.flood, args=(kind, begin, lambda: due)) for member in members]
+    begin, due = threading.Barrier(CROWD + 1, timeout=60), NEVER
+    threads = [
+        threading.Thread(target=member.flood, args=(kind, begin, lambda: due), daemon=True) for member in members
+    ]
     for thread in threads:
         thread.start()
     small = Member(neighbour)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
+from fakes.gate import Sitter
 from strategies.kernels import NOTHING
 from tensorwasm.errors import CapacityExhausted, InvalidArgs
 from tensorwasm.gpu.device.arguments import HostWindow
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.limits.queue_credits import (
     FIBER_LUMPS,
     LARGE_PLACES,
@@ -323,7 +326,51 @@ def test_a_session_with_a_thread_waits_for_its_own_work_and_then_for_the_large_p
     busy.count_drained(ROW)
     session.await_room(4000, [drain], NEVER)
     assert session.large.held
+    assert not session.kept, "others may have it while the session waits for its permit"
     assert waited == [3, 0]
+    assert give(session, layout, 4000)
+
+
+def test_a_session_that_ends_while_lumps_are_taken_back_gets_none_again():
+    capacity = QueueCapacity(1, 64)
+    ending, first = guarded_on(capacity)
+    ending.offer()
+
+    def look():  # garbage is collected here, and that was a session
+        ending.leave()
+        return True
+
+    other, _ = guarded_on(capacity, idle=look)
+    other.offer()
+    asking, _ = guarded_on(capacity)
+    asking.take(PIECES + 30 * LUMP_PIECES)
+    assert (ending.lumps, first.most_pending) == (0, PIECES)
+    for session in (other, asking):
+        session.leave()
+    assert capacity.lumps == 64
+
+
+def test_one_failure_does_not_end_the_asking_of_a_full_gate(caplog):
+    gate, fails = Gate(1), [MemoryError()]
+    holder, came = Sitter(), threading.Event()
+
+    def release():
+        if fails:
+            raise fails.pop()
+        return True
+
+    holder.release_if_idle = release
+    assert gate.offer(holder)
+    fails.append(MemoryError())
+    with pytest.raises(MemoryError):
+        gate.request(Sitter())
+    holder.idle = False
+    holder.release_if_idle = lambda: False
+    assert gate.join(Sitter(), came.set, NEVER)
+    fails.append(MemoryError())
+    holder.release_if_idle = release
+    assert came.wait(60)
+    assert "could not ask" in caplog.text
 
 
 # ------------------------------------------------------------------------------------- shares

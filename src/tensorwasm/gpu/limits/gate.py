@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -13,6 +14,7 @@ from tensorwasm.gpu.device.limits import DEADLINE_NEAR_S, MAX_CONCURRENT_OPERATI
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
 
+_log = logging.getLogger(__name__)
 _ASK_S: Final = 0.005
 """How often a full gate asks the holders of its permits."""
 
@@ -172,7 +174,6 @@ class Gate:
             return False
         if holder in self._holders:
             return True
-        # Who waits cannot be served now, or would have been.
         if self._has_room(holder) or (asking and not self._wanted() and self._take_back(holder)):
             self._holders[holder] = None
             return True
@@ -180,10 +181,6 @@ class Gate:
 
     def _has_room(self, _holder: Holder) -> bool:
         return len(self._holders) < self._capacity
-
-    def _in_turn(self) -> list[Holder]:
-        """Return the queue in the order in which permits are given."""
-        return list(self._queue)
 
     def _wanted(self) -> bool:
         """Return whether somebody waits for a permit who is not held."""
@@ -201,7 +198,7 @@ class Gate:
     def _hand_over(self) -> list[Callable[[], object]]:
         """Give free permits to the first of the queue; return what notifies them."""
         granted = []
-        for holder in self._in_turn():
+        for holder in tuple(self._queue):
             if holder.tenant not in self._held and (holder in self._holders or self._has_room(holder)):
                 granted.append(self._queue.pop(holder))
                 self._holders[holder] = None
@@ -227,9 +224,13 @@ def _start_asking(gate: Gate) -> bool:
 
 
 def _keep_asking(gate: Gate) -> None:
-    time.sleep(_ASK_S)
-    while gate.ask():
+    goes_on = True
+    while goes_on:
         time.sleep(_ASK_S)
+        try:
+            goes_on = gate.ask()
+        except Exception:  # noqa: BLE001 - those who wait would wait for ever
+            _log.exception("a full gate could not ask its holders; it goes on")
 
 
 PROCESS_GATE: Final = Gate()

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from tensorwasm.errors import CapacityExhausted
@@ -45,7 +46,6 @@ LENT_LUMPS: Final = 4 * QUEUED_LUMPS
 in some 50 ms once it is to stop."""
 LARGE_PLACES: Final = 3
 """One tenant has one at most, so that work without an end in it is in the way of its own tenant alone."""
-_MOST_SERVED: Final = 4096
 _turns: Final = itertools.count(1)
 _NO_SHARE: Final = "others' work filled the queues of the GPU until there was no time left"
 _NO_LARGE_PLACE: Final = (
@@ -93,12 +93,14 @@ class QueueCapacity:
 
     def _reclaim(self, borrower: QueueCredits, least: int) -> None:
         """Have sessions return what they do not use, if the borrower has room for enough then."""
-        returned = [(each, each.unused()) for each in tuple(self._borrowers) if each is not borrower]
-        for each, lumps in returned:
-            self._move(each, -lumps)
+        returned = []
+        for each in tuple(self._borrowers):
+            if each is not borrower and (lumps := min(each.unused(), each.lumps)):
+                self._move(each, -lumps)
+                returned.append((each, lumps))
         enough = least <= self._room(borrower)
         for each, lumps in returned:
-            if not enough or each.uses_more():  # it may have given work meanwhile
+            if not each.left and (not enough or each.uses_more()):  # it may have given work meanwhile
                 self._move(each, lumps)
 
     def _room(self, borrower: QueueCredits) -> int:
@@ -143,16 +145,15 @@ class _Gate(Gate):
         """Note that a tenant has a place."""
         with self._lock:
             self._served[tenant] = next(_turns)
-            if len(self._served) > _MOST_SERVED:
-                self._served.clear()
 
     def _has_room(self, holder: Holder) -> bool:
         if not super()._has_room(holder):
             return False
         return self._each >= self._capacity or sum(each.tenant == holder.tenant for each in self._holders) < self._each
 
-    def _in_turn(self) -> list[Holder]:
-        return sorted(self._queue, key=lambda holder: self._served.get(holder.tenant, 0))
+    def _hand_over(self) -> list[Callable[[], object]]:
+        self._queue = OrderedDict(sorted(self._queue.items(), key=lambda each: self._served.get(each[0].tenant, 0)))
+        return super()._hand_over()
 
 
 class QueuePlace:
@@ -183,10 +184,7 @@ class QueuePlace:
         self._refused = refusal
 
     def take(self, *, asking: bool = True) -> bool:
-        """Take the place if it is free, or idle with another; return whether the session has it. Never waits.
-
-        The credits are kept, so that the place is not taken back meanwhile.
-        """
+        """Take the place while the credits are kept; return whether the session has it. Never waits."""
         if not self.held and (self._gate.request if asking else self._gate.offer)(self):
             self.held = True
             self._gate.note_served(self.tenant)
@@ -256,6 +254,7 @@ class QueueCredits:
     Attributes:
         kept: whether nothing that the session has may be taken back now, since it is about to use it.
         large: its place for what is larger than its credits.
+        left: whether the session has ended.
         lumps: that it has borrowed.
         queue: the place that the session has to queue for since `take` returned False; None if it has to wait for work
             of its own.
@@ -264,8 +263,8 @@ class QueueCredits:
     """
 
     __slots__ = (
-        *("_bounded", "_capacity", "_idle", "_layout", "_seen"),
-        *("kept", "large", "lumps", "queue", "share", "tenant", "waits"),
+        *("_bounded", "_capacity", "_idle", "_layout", "_seen", "_used"),
+        *("kept", "large", "left", "lumps", "queue", "share", "tenant", "waits"),
     )
 
     def __init__(
@@ -278,13 +277,13 @@ class QueueCredits:
         guarded: bool = False,
     ) -> None:
         self.tenant = tenant
-        self.kept = False
+        self.kept = self.left = self._used = False
         self.lumps = self._seen = 0
         self.waits, self._bounded = True, guarded
         self._capacity = capacity
         self._idle = idle
         self._layout = layout
-        self.share = QueuePlace(capacity.gate, self, idle, self._forget, _NO_SHARE)
+        self.share = QueuePlace(capacity.gate, self, idle, partial(capacity.take_back, self), _NO_SHARE)
         self.large = QueuePlace(capacity.large, self, idle, bool, _NO_LARGE_PLACE)
         self.queue: QueuePlace | None = None
         if guarded:
@@ -324,7 +323,7 @@ class QueueCredits:
         return self.kept
 
     def await_room(self, pieces: int, waits: Iterable[Callable[[], object]], deadline: Deadline) -> None:
-        """Make room on the guest's thread, after `take` found none; it is kept until `given`.
+        """Wait on the guest's thread, after `take` found no room, until it may find some.
 
         Args:
             pieces: of work.
@@ -337,16 +336,20 @@ class QueueCredits:
         for wait in waits:
             wait()
             if self.take(pieces):
-                return
-        self.large.enter(deadline)
+                break
+        else:
+            self.large.enter(deadline)
+        self.kept = False  # nothing is kept while a permit is waited for, whose holders may wait for a place
 
     def given(self) -> None:
         """Note that what there was room for is pending, or was refused."""
         self.kept = False
+        self._used = self.large.held and self._layout.pending > 0
 
     def settle(self) -> None:
         """Give the large place back once what it was for has ended."""
-        if self.large.held and not (self.kept or self._layout.pending):
+        if self._used and self.large.held and not (self.kept or self._layout.pending):
+            self._used = False
             self.large.leave()
 
     def leave(self) -> None:
@@ -354,6 +357,7 @@ class QueueCredits:
         if self._bounded:
             self.large.leave()
             self.share.leave()
+            self.left = True
 
     # ------------------------------------------------------------------------------------ for the capacity
 
@@ -394,6 +398,3 @@ class QueueCredits:
             return True
         self.queue = self.large
         return False
-
-    def _forget(self) -> None:
-        self._capacity.take_back(self)

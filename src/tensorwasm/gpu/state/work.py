@@ -138,7 +138,7 @@ class SessionWork:
         """
         own, until = self.credits, self._layout.deadline
         try:
-            if own.waits and not own.take(pieces):
+            while own.waits and not own.take(pieces):
                 waits = [partial(self.wait, each, until) for each in (stream, *self.streams)]
                 self.permit.spare(partial(own.await_room, pieces, waits, until), until)
             with self.streams.counting(stream, pieces):

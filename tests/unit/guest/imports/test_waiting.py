@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from fakes.device import FakeDevice
+from fakes.gate import Sitter
 from fakes.guest import FakeCall
 from strategies.kernels import NOTHING
+from tensorwasm.errors import DeviceLost, InvokeTimeout
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.resources.device_resources import DeviceResources
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.cuda import CudaService, kernels
 from tensorwasm.guest.imports.cuda import resources as bodies
 from tensorwasm.guest.imports.cuda.waiting import FINISH, STEPS
 from tensorwasm.guest.imports.suspension import DeviceWait, QueueWait
-from tensorwasm.values import NEVER, LaunchConfig
+from tensorwasm.values import NEVER, Deadline, LaunchConfig
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 WAITS = [
@@ -124,4 +127,38 @@ def test_what_was_refused_keeps_no_credits_from_others(body, args):
         assert run_to_end(STEPS[body](call_of(first), *args)) <= 0
         assert first.credits.share.held
         assert second.streams.make_room(1)
+    assert commons.close() == []
+
+
+def test_a_guest_that_waits_for_room_leaves_its_permit_to_others():
+    """Two fibers with permits that waited for a place, and a thread with the place that waited for a permit, stood."""
+    device, gate = FakeDevice(), Gate(1)
+    commons = DeviceResources(device, gate=gate)
+    with Session(device, resources=commons) as first, Session(device, resources=commons) as second:
+        first.credits.bound()
+        assert first.permit.join(lambda: None, NEVER) is False
+        commons.queue_capacity.gate._capacity = 0
+        wait = next(STEPS[bodies.event_record](call_of(first), first.events.open(), 0))
+        assert isinstance(wait, QueueWait)
+        kernel = second.kernels.load(NOTHING, "nothing", NEVER)
+        second.kernels.submit(kernel, ONE, list, None, Deadline.after(5))
+    assert commons.close() == []
+
+
+def test_room_that_came_is_not_kept_if_the_session_has_failed():
+    device = FakeDevice()
+    commons = DeviceResources(device)
+    with Session(device, resources=commons) as session:
+        session.credits.bound()
+        going, sitter = STEPS[bodies.event_record](call_of(session), session.events.open(), 0), Sitter()
+        gate = commons.queue_capacity.gate
+        gate._capacity = 1
+        assert gate.offer(sitter)
+        assert next(going).line.join(lambda: None, NEVER)
+        gate.leave(sitter)
+        assert session.credits.kept
+        session._core.fail(InvokeTimeout("its kernel was stopped"))
+        with pytest.raises(DeviceLost):
+            going.send(None)
+        assert not session.credits.kept
     assert commons.close() == []

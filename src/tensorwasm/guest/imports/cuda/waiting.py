@@ -54,12 +54,17 @@ def _drained(session: Session, *numbers: int) -> Generator[DeviceWait, bool, Non
 
 def _room(call: HostCall, session: Session, pieces: int) -> Generator[DeviceWait | QueueWait, Any, None]:
     """Wait until so much more work may be given to the device; a recording stream needs no room."""
-    with suppress(InvalidArgs):
-        while not session.streams.make_room(pieces):
-            if (queue := session.credits.queue) is None:
-                yield from _drained(session, session.streams.busiest)
-            else:
-                yield QueueWait(queue, patience(call.deadline))
+    try:
+        with suppress(InvalidArgs):
+            while not session.streams.make_room(pieces):
+                session.permit.settle()  # others may need it meanwhile
+                if (queue := session.credits.queue) is None:
+                    yield from _drained(session, session.streams.busiest)
+                else:
+                    yield QueueWait(queue, patience(call.deadline))
+    except BaseException:
+        session.credits.given()
+        raise
 
 
 def _placed(
