@@ -7,8 +7,8 @@ they are few. So the pending work of sessions is bounded, for each and for all t
 
 - A session on a fiber holds a share, worth `PIECES` pieces of work, and waits in a queue if none is free, as at the
   gate. One that has a thread has as much without asking: there are few such threads.
-- It may borrow more, in lumps: half of what its tenant may have, which is half of what there is. Nobody keeps what it
-  does not use from others.
+- It may borrow more, in lumps: a tenant half of all that is left, a session half of what is left to its tenant. What a
+  session does not use is lent to another that needs it.
 - What is larger than that is given alone: when nothing else of the session is pending, and in few sessions at a time.
 """
 
@@ -69,7 +69,7 @@ class QueueCapacity:
     """
 
     def __init__(self, shares: int = SHARES, lumps: int = LENT_LUMPS) -> None:
-        # One for all: whoever holds it may come to need the others, when garbage is collected that was a session.
+        # One lock for all three: garbage that is collected under it may be a session, whose end takes the others.
         self._lock = threading.RLock()
         self.gate = _Gate(shares, shares, self._lock)
         self.large = _Gate(LARGE_PLACES, 1, self._lock)
