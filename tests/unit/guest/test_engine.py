@@ -17,13 +17,13 @@ from tensorwasm.errors import (
     UnsupportedProposal,
 )
 from tensorwasm.guest.engine import engine as engines
-from tensorwasm.guest.engine.engine import PROPOSALS, Engine, EngineConfig
+from tensorwasm.guest.engine.engine import GPU_RESIDENT_BYTES, PROPOSALS, Engine, EngineConfig
 from tensorwasm.guest.engine.module import compile_module
 from tensorwasm.guest.sandbox.instance import Instance
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.runtime.deploy.deployer import Deployer
 from tensorwasm.settings import current
-from tensorwasm.values import MIB, Limits
+from tensorwasm.values import MIB, WASM_PAGE_BYTES, Limits
 from tensorwasm.wasm.sections import HEADER
 
 BUSY = """(module (memory (export "memory") 1 4) (table 2 funcref) (global (mut i32) (i32.const 1))
@@ -198,3 +198,41 @@ def test_threads_share_an_engine(engine, wat):
     for thread in threads:
         thread.join()
     assert results == [[7]] * 400
+
+
+SOILED = """(module (memory (export "memory") 2)
+  (func (export "soil") (param $pages i32)
+    (drop (memory.grow (i32.sub (local.get $pages) (memory.size))))
+    (memory.fill (i32.const 0) (i32.const 255) (i32.shl (local.get $pages) (i32.const 16)))))"""
+OTHER = """(module (memory (export "memory") 2) (data (i32.const 70000) "abc")
+  (func (export "grow") (param $pages i32) (drop (memory.grow (i32.sub (local.get $pages) (memory.size))))))"""
+PAGES = 3 * GPU_RESIDENT_BYTES // 2 // WASM_PAGE_BYTES
+
+
+def test_what_a_guest_left_in_memory_that_stays_mapped_is_cleared(wat):
+    engine = Engine(EngineConfig(slots=1, resident_bytes=GPU_RESIDENT_BYTES))
+    soiled, other = (Linker(engine, ()).prepare(compile_module(engine, wat(text))) for text in (SOILED, OTHER))
+    for pages in (PAGES, 2, PAGES, 20):
+        for linked, export in ((soiled, "soil"), (other, "grow"), (soiled, "soil")):
+            with Instance(linked) as guest:
+                assert not bytes(guest.memory.read(0, guest.memory.size_bytes)).replace(b"abc", bytes(3)).strip(b"\0")
+                if export == "grow":
+                    guest.call("grow", (PAGES,))
+                    left = bytes(guest.memory.read(0, guest.memory.size_bytes))
+                    assert len(left) == PAGES * WASM_PAGE_BYTES
+                    assert not left.replace(b"abc", bytes(3)).strip(b"\0")
+                else:
+                    guest.call("soil", (pages,))
+
+
+@pytest.mark.parametrize(("resident_bytes", "faults"), [(64 << 10, range(150, 500)), (GPU_RESIDENT_BYTES, range(20))])
+def test_a_guest_touches_few_pages_anew_where_memory_stays_mapped(wat, resident_bytes, faults):
+    resource = pytest.importorskip("resource", reason="NO COUNT OF PAGE FAULTS on this system")
+    engine = Engine(EngineConfig(slots=1, resident_bytes=resident_bytes))
+    linked, seen = Linker(engine, ()).prepare(compile_module(engine, wat(SOILED))), 0
+    for _ in range(3):
+        with Instance(linked) as guest:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            guest.call("soil", (13,))
+            seen = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert seen in faults

@@ -97,6 +97,7 @@ def test_a_sandbox_that_is_refused_gives_its_pad_back(choose):
         function = runtime.load(EXAMPLES / "vector_add" / "vector_add.wasm")
         assert function.invoke(grants={"cuda"}).exit_code == 0
         engine = engine_of(Form(native=True), runtime._engine)
+        assert engine.config.resident_bytes > runtime._engine.config.resident_bytes
         engine.reserve_slot()
         kept = len(session_layouts._free) + len(session_layouts._bare)
         for _ in range(3):

@@ -37,8 +37,8 @@ GUARD_BYTES: Final = 32 * MIB
 _TABLE_ENTRY_BYTES: Final = 8
 _RESIDENT_BYTES: Final = 64 << 10
 GPU_RESIDENT_BYTES: Final = 2 * MIB
-"""For guests with a GPU, which handle data: to clear so much takes 70 us on a host of an H200, where 200 pages that are
-touched anew take 350; a guest that has less memory is cleared as far as that goes."""
+"""For guests with a GPU, which handle data: on hosts of H200s, to clear 208 pages takes 20 to 31 us, and to touch them
+anew 221 to 376. What is cleared ends where the guest's memory did."""
 _TABLE_KEEP_RESIDENT_BYTES: Final = 4 << 10  # a small table is cleared by hand: returning its page takes a system call
 _MIN_STACK_BYTES: Final = 16 << 10
 _MAX_STACK_BYTES: Final = 64 * MIB
