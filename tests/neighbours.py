@@ -110,7 +110,7 @@ def measured(client):
 
 
 def until(holds, limit_s=30.0):
-    """Wait for what another process does."""
+    """Wait for what another thread or process does."""
     ends_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < ends_s, "it does not come"

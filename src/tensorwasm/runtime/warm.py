@@ -146,7 +146,6 @@ class WarmPool:
         self._dropped: list[Instance] = []
         self._counts = dict.fromkeys(("draws", "hits", "misses", "drops", "failures"), 0)
         self._wake = threading.Event()
-        self._orphans: deque[WarmSpecification] = deque()
         self._start: tuple[WarmSpecification, Stop] | None = None
         self._making: WarmSpecification | None = None
         self._thread: threading.Thread | None = None
@@ -165,20 +164,15 @@ class WarmPool:
         self._wake.set()
 
     def remove(self, specification: WarmSpecification) -> None:
-        """Drop a specification and, soon, its sandboxes. Returns at once.
-
-        Waits for no lock: a finaliser calls this too, on a thread that may hold any.
-        """
-        specification.count = 0
-        self._orphans.append(specification)
-        start = self._start
+        """Drop a specification and, soon, its sandboxes. Returns at once. Idempotent."""
+        with self._lock:
+            if specification in self._specifications:
+                self._specifications.remove(specification)
+            self._drop(specification, len(specification.ready))
+            start = self._start
         if start is not None and start[0] is specification:
             start[1]()
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drop_orphans()
-            finally:
-                self._lock.release()
+        self._wake.set()
 
     def draw(self, specification: WarmSpecification) -> Instance | None:
         """Return a sandbox that is the caller's from now on, None if there is none. Never waits for one."""
@@ -201,7 +195,6 @@ class WarmPool:
     def maintain(self) -> bool:
         """Drop what is due and make one sandbox, if one is wanted; return whether there may be more to do."""
         with self._lock:
-            self._drop_orphans()
             for specification in self._specifications:
                 self._drop_old(specification)
                 if _is_full(specification):
@@ -240,7 +233,7 @@ class WarmPool:
         while not self._closed:
             self._wake.clear()
             if not self.maintain():
-                self._wake.wait(_LOOK_S if self._specifications or self._orphans or self._dropped else None)
+                self._wake.wait(_LOOK_S if self._specifications or self._dropped else None)
 
     def _choose(self) -> WarmSpecification | None:
         """Return the specification that lacks the largest part of its sandboxes."""
@@ -271,7 +264,6 @@ class WarmPool:
             specification.ready.append((self._now_s(), made))
             if specification not in self._specifications:
                 self._drop(specification, 1)
-            self._drop_orphans()
         self._close_dropped()
 
     def _announce(self, stop: Stop) -> None:
@@ -279,16 +271,9 @@ class WarmPool:
             if self._making is None:
                 raise InternalError("a start was announced that is not under way")
             self._start = self._making, stop
-            unwanted = self._making not in self._specifications or not self._making.count
+            unwanted = self._making not in self._specifications
         if unwanted:
             stop()
-
-    def _drop_orphans(self) -> None:
-        while self._orphans:
-            specification = self._orphans.popleft()
-            if specification in self._specifications:
-                self._specifications.remove(specification)
-            self._drop(specification, len(specification.ready))
 
     def _drop_old(self, specification: WarmSpecification) -> None:
         oldest_s = self._now_s() - MAX_AGE_S

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from neighbours import until
 from tensorwasm.errors import (
     GuestTrap,
     InternalError,
@@ -357,6 +358,21 @@ def test_a_forgotten_sandbox_gives_its_slot_back(engine, wat):
     assert engine.free_slots == free - 1
     del instance
     assert engine.free_slots == free
+
+
+def test_the_session_of_a_forgotten_sandbox_ends_on_a_thread_without_locks(engine, wat):
+    free, threads = engine.free_slots, []
+    linked = Linker(engine).prepare(compile_module(engine, wat("(module)")))
+
+    def drain() -> bool:
+        threads.append(threading.get_ident())
+        return True
+
+    instance = Instance(linked, drain=drain)
+    del instance
+    until(lambda: engine.free_slots == free)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 @pytest.mark.rule("4-memory")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from tensorwasm.errors import InternalError, InvokeTimeout, NotCapturable
+from tensorwasm.finalizing import finalize_later, prepare_finalizing
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.guest.engine import capi, codec
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
@@ -82,6 +83,8 @@ class Instance:
         """
         self.module, self.limits = linked.module, limits or _USUAL
         self._linked, self._drain = linked, drain
+        if drain is not None:
+            prepare_finalizing()
         self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
         self._trap, self._lock = ctypes.c_size_t(), threading.Lock()
         try:
@@ -109,8 +112,12 @@ class Instance:
         self.close()
 
     def __del__(self) -> None:
-        if self._store:
+        if not self._store:
+            return
+        if self._drain is None:
             self.close()
+        else:  # a session's end takes locks, and waits for the device
+            finalize_later(self.close)
 
     @property
     def memory(self) -> GuestMemory:

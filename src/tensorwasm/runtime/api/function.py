@@ -6,10 +6,12 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge, quote
+from tensorwasm.finalizing import finalize_later, prepare_finalizing
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.wasi_io import Inherit, Sink
 from tensorwasm.runtime.invoke.deployed_module import DeployedModule, Host
@@ -88,7 +90,8 @@ class Function(DeployedModule):
             kept = make_specification(self.prepared, self.host.limits, config, initialisers, count)
             self.host.warm.add(kept)
             self.warm_kept[tenant] = kept
-            weakref.finalize(self, self.host.warm.remove, kept)
+            prepare_finalizing()
+            weakref.finalize(self, finalize_later, partial(self.host.warm.remove, kept))
         self.dispatch.forget()
 
     @property

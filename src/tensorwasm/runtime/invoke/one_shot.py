@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, GuestError, InternalError
+from tensorwasm.finalizing import finalize_later, prepare_finalizing
 from tensorwasm.guest.imports import CudaService, OutputStream, interfaces
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.oneshot import NotCleared, OneShotSandbox, SavedStart
@@ -47,9 +48,6 @@ _SENT: Final = frozenset(interfaces.TENSOR.modules)
 _NOT_WRITTEN: Final = WrittenOutput()
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
-_orphans: Final[deque[Callable[[], object]]] = deque()
-"""Close sandboxes of plans that were collected; called when the next plan is made, since a finaliser takes no locks."""
-
 _Idle = TypeVar("_Idle")
 
 
@@ -61,12 +59,11 @@ class _Plan(Generic[_Idle]):
         self.sends_output = any(wanted.module in _SENT for wanted in prepared.module.imports)
         self._discard = discard
         self._idle: deque[_Idle] = deque()
-        while _orphans:
-            with suppress(IndexError):
-                _orphans.pop()()
+        prepare_finalizing()
 
     def __del__(self) -> None:
-        _orphans.extend(partial(self._discard, each) for each in getattr(self, "_idle", ()))
+        for each in getattr(self, "_idle", ()):
+            finalize_later(partial(self._discard, each))
 
 
 class PooledSandbox:
