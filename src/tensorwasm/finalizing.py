@@ -24,16 +24,24 @@ _thread: threading.Thread | None = None
 
 
 def prepare_finalizing() -> None:
-    """Start the thread, unless it runs. To be called before there is anything that calls `finalize_later`."""
+    """Start the thread, unless it runs. To be called before there is anything that calls `finalize_later`.
+
+    Where no thread can be started, the next call tries again, and what was asked for meanwhile waits until then.
+    """
     global _thread  # noqa: PLW0603 - one thread for the process
     if _thread is not None and _thread.is_alive():
         return
     with _starting:
-        if _thread is None or not _thread.is_alive():  # in a forked child it is not
-            _thread = threading.Thread(target=_serve, name="tensorwasm-finalizing", daemon=True)
-            _thread.start()
-            atexit.unregister(_leave)
-            atexit.register(_leave)  # a thread that deletes a sandbox must not be ended by the interpreter's end
+        if _thread is not None and _thread.is_alive():
+            return
+        thread = threading.Thread(target=_serve, name="tensorwasm-finalizing", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        _thread = thread
+        atexit.unregister(_leave)  # a forked child has registered it before
+        atexit.register(_leave)  # a thread that deletes a sandbox must not be ended by the interpreter's end
 
 
 def finalize_later(end: Callable[[], object]) -> None:

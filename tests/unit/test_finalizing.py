@@ -73,6 +73,24 @@ def test_a_hundred_threads_prepare_one_thread():
     assert sum(each.name == "tensorwasm-finalizing" for each in threading.enumerate()) == 1
 
 
+NO_THREAD = """
+import threading
+from tensorwasm.finalizing import finalize_later, prepare_finalizing
+def fail(self):
+    raise RuntimeError("can't start new thread")
+start, threading.Thread.start = threading.Thread.start, fail
+prepare_finalizing()
+finalize_later(lambda: print("done", flush=True))
+threading.Thread.start = start
+prepare_finalizing()
+"""
+
+
+def test_where_no_thread_can_be_started_it_is_done_as_soon_as_one_can():
+    found = subprocess.run([sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "done\n"
+
+
 AT_EXIT = """
 import sys, threading, time
 from tensorwasm.finalizing import finalize_later, prepare_finalizing

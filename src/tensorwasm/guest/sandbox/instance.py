@@ -84,7 +84,7 @@ class Instance:
         self.module, self.limits = linked.module, limits or _USUAL
         self._linked, self._drain = linked, drain
         if drain is not None:
-            prepare_finalizing()
+            prepare_finalizing()  # for `__del__`
         self._frames: dict[str, ctypes.Array[ctypes.c_char]] = {}
         self._trap, self._lock = ctypes.c_size_t(), threading.Lock()
         try:
