@@ -527,7 +527,7 @@ def test_output_written_before_the_fault_is_kept(puppets):
 
 
 def test_a_worker_without_heartbeats_is_taken_to_hang():
-    with WorkerExecutor("emulator", isolation="process", options=options(silent_s=0.5)) as executor:
+    with WorkerExecutor("emulator", isolation="process", options=options(silent_s=5)) as executor:
         neighbour = hold(executor, "bob")
         with pytest.raises(DeviceFault, match="no heartbeat for"):
             hold(executor, export="silence").result(SOON_S)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -41,10 +42,10 @@ tensor_wasm_active_instances 3
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only between two scrapes."""
+    """Time that passes only between two scrapes, whatever other threads of this process wait for."""
     now = [100.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(metrics.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    time = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(metrics, "time", time)
 
 
 def test_samples_are_parsed_and_other_lines_skipped():

@@ -1,6 +1,7 @@
 """Tables and progress bars."""
 
 import io
+from types import SimpleNamespace
 
 from tensorwasm.cli import output as module
 
@@ -17,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def test_short_work_shows_no_bar(monkeypatch):
-    monkeypatch.setattr(module.time, "monotonic", iter([0.0, 0.5, 0.9]).__next__)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=iter([0.0, 0.5, 0.9]).__next__))
     terminal = Terminal()
     with module.progress("working", terminal) as tell:
         tell(1, 2)

@@ -139,13 +139,13 @@ def test_results_are_those_of_the_guest(mode, function):
         assert (done.export, done.values, done.result_types, done.exit_code) == ("nothing", (), (), 0)
         assert (done.stdout, done.chunks) == (b"", ())
         assert (done.gpu is None) is ("grants" not in mode.options)
-    assert len(mode.idle(function)) == (3 if mode.plans else 0)
+    until(lambda: len(mode.idle(function)) == (3 if mode.plans else 0))  # a reactor gives its fiber back afterwards
 
 
 @pytest.mark.rule("4-memory")
 def test_a_guest_finds_nothing_of_an_earlier_guest(mode, function):
     assert {mode.call(function, "residue").values for _ in range(20)} == {(1 + 1 + 2,)}
-    assert len(mode.idle(function)) == (1 if mode.plans else 0)
+    until(lambda: len(mode.idle(function)) == (1 if mode.plans else 0))
 
 
 def test_input_and_chunks_belong_to_their_call(mode, function):
