@@ -56,7 +56,7 @@ def _serve() -> None:
     while (end := _asked.get()) is not None:
         try:
             end()
-        except Exception:  # noqa: BLE001 - nobody is left to tell, and the others are still to be done
+        except Exception:  # noqa: BLE001 - its owner is gone, and the other calls are still to be made
             _log.exception("what was collected open could not be closed")
         del end  # or it would live until the next one
 
