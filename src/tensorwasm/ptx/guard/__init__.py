@@ -210,7 +210,7 @@ def _assemble(
     charged, polled = _charged(flat, body, costs, watch)
     if function.entry and checks_late(arrays):
         quick = len(list(takewhile(is_quick, body.body[:MAX_QUICK])))
-        charged.body[quick:quick] = time_check()
+        charged.body[quick:quick] = time_check(arrays, context.shared_base)
     statements = add_presence(charged.body)
     head: list[Statement] = [*program_registers(flat.registers), *REGISTERS[width]]
     counts = {prefix: body.counts.get(prefix[-1], charged.counters) for prefix in FAMILIES}

@@ -68,6 +68,9 @@ from tensorwasm.ptx.model import (
 
 ZEROS: Final = Vector((Int(0),) * 4)
 
+_LITTLE_SHARED_BYTES: Final = 16 << 10
+"""Shared memory that is cleared in so little time that blocks which come too late may do it."""
+
 
 def instruction(mnemonic: str, *operands: Operand, when: Name | None = None) -> Instruction:
     """Return an instruction, guarded by a predicate or not."""
@@ -93,7 +96,7 @@ def prologue(
 ) -> list[Statement]:
     """Return how the body of a guarded function begins: clear registers, check the time, and clear memory.
 
-    Kernels of which `checks_late` is true have the check behind this.
+    Kernels of which `checks_late` is true have the check of the time behind this, others before they clear memory.
 
     Args:
         registers: the program's, by their bits.
@@ -129,7 +132,7 @@ def prologue(
     for family, value in FIRST_VALUES.items():
         word = "mov.b64" if FAMILIES[family] == "b64" else "mov.b32"
         made += [instruction(word, Name(f"{family}{at}"), value) for at in range(counts.get(family, 0))]
-    return made + (_checked_memory(arrays, shared_base) if entry and not checks_late(arrays) else [])
+    return made + (_clear_memory(arrays, shared_base) if entry else [])
 
 
 def _launch_registers(width: Width) -> list[Statement]:
@@ -140,23 +143,39 @@ def _launch_registers(width: Width) -> list[Statement]:
 
 
 def checks_late(arrays: Arrays) -> bool:
-    """Return whether a kernel checks the time behind its first instructions: it clears no memory.
+    """Return whether a kernel checks the time behind its first instructions, since it clears little memory.
 
-    To read the clock takes long. What a kernel computes first takes none of that time if it stands before the check.
+    To read the clock, and to ask where shared memory lies, takes long. What a kernel clears and computes first takes
+    none of that time if it stands before the check.
     """
-    return not (arrays.dynamic or arrays.shared_bytes or arrays.local_bytes)
+    return not (arrays.dynamic or arrays.local_bytes) and arrays.shared_bytes <= _LITTLE_SHARED_BYTES
 
 
-def time_check() -> list[Statement]:
-    """Return the check of a kernel, by the clock that the prologue has read, whether it is time to look.
+def time_check(arrays: Arrays, shared_base: int) -> list[Statement]:
+    """Return the check of a kernel whether it is time to look, or shared memory lies elsewhere than it should.
 
-    Most launches begin too early for it, and nothing of what can tell them to stop is read.
+    By the clock that the prologue has read, most launches begin too early for it, and nothing of what can tell them to
+    stop is read.
     """
+    late = instruction("setp.gt.u64", TEST, NOW, LIMIT)
+    if has_shared(arrays):
+        late = instruction("setp.gt.or.u64", TEST, NOW, LIMIT, TEST)
     return [
-        instruction("setp.gt.u64", TEST, NOW, LIMIT),
+        *(elsewhere(shared_base) if has_shared(arrays) else ()),
+        late,
         instruction("bra", Name(LOOK), when=TEST),
         Label(GO),
     ]
+
+
+def has_shared(arrays: Arrays) -> bool:
+    """Return whether a kernel has an array in shared memory."""
+    return arrays.dynamic or arrays.shared_bytes > 0
+
+
+def elsewhere(shared_base: int) -> list[Statement]:
+    """Return what sets `TEST` to whether the array in shared memory is not where accesses expect it."""
+    return [instruction("mov.u32", SEEN, Name(SHARED)), instruction("setp.ne.u32", TEST, SEEN, Int(shared_base))]
 
 
 def _deadline_check() -> list[Statement]:
@@ -208,29 +227,16 @@ def _clock(limit: int) -> list[Statement]:
     ]
 
 
-def _checked_memory(arrays: Arrays, shared_base: int) -> list[Statement]:
-    """Return what clears a kernel's memory, with the check of the time before."""
-    has_shared = arrays.dynamic or arrays.shared_bytes
-    made = _checked_shared(arrays, shared_base) if has_shared else time_check()
-    return made + _clear_local(arrays)
+def _clear_memory(arrays: Arrays, shared_base: int) -> list[Statement]:
+    """Return what clears a kernel's memory, with the check of the time before that unless it comes late."""
+    size_bytes = SIZE if arrays.dynamic else Int(arrays.shared_bytes)
+    check = [] if checks_late(arrays) else time_check(arrays, shared_base)
+    return [*check, *(_clear_shared(size_bytes) if has_shared(arrays) else ()), *_clear_local(arrays)]
 
 
-def _checked_shared(arrays: Arrays, base: int) -> list[Statement]:
-    """Return what clears shared memory, with the check of the time before the loop."""
-    clear = _clear_shared(SIZE if arrays.dynamic else Int(arrays.shared_bytes), base)
-    loop = next((at for at, each in enumerate(clear) if isinstance(each, Label)), len(clear))
-    check = [instruction("setp.gt.or.u64", TEST, NOW, LIMIT, TEST), *time_check()[1:]]
-    return [*clear[:loop], *check, *clear[loop:]]
-
-
-def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
-    """Return a loop of all threads over shared memory, 16 bytes each in turn, and a barrier.
-
-    Before the label of the loop `TEST` says whether the array is elsewhere than it should be.
-    """
-    made: list[Statement] = [
-        instruction("mov.u32", AT, Name(SHARED)),
-        instruction("setp.ne.u32", TEST, AT, Int(base)),
+def _clear_shared(size_bytes: Operand) -> list[Statement]:
+    """Return a loop of all threads over shared memory, 16 bytes each in turn, and a barrier."""
+    return [
         instruction("mov.u32", AT, Name("%tid", "z")),
         instruction("mov.u32", SEEN, Name("%ntid", "y")),
         instruction("mov.u32", WORD, Name("%tid", "y")),
@@ -243,16 +249,18 @@ def _clear_shared(size_bytes: Operand, base: int) -> list[Statement]:
         instruction("mov.u32", WORD, Name("%ntid", "z")),
         instruction("mul.lo.u32", STEP, STEP, WORD),
         instruction("shl.b32", STEP, STEP, Int(4)),
+        instruction("mov.u32", SEEN, Name(SHARED)),
+        instruction("add.u32", AT, AT, SEEN),
+        instruction("add.u32", SEEN, SEEN, size_bytes),
         Label("__tw_clear"),
-        instruction("setp.ge.u32", TEST, AT, size_bytes),
+        instruction("setp.ge.u32", TEST, AT, SEEN),
         instruction("bra", Name("__tw_cleared"), when=TEST),
-        instruction("st.shared.v4.b32", Address(AT, base), ZEROS),
+        instruction("st.shared.v4.b32", Address(AT), ZEROS),
         instruction("add.u32", AT, AT, STEP),
         instruction("bra", Name("__tw_clear")),
         Label("__tw_cleared"),
         instruction("bar.sync", Int(0)),
     ]
-    return made
 
 
 def hand_over(name: str, arrays: Arrays, width: Width) -> list[Statement]:

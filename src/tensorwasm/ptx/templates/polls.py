@@ -21,7 +21,6 @@ from tensorwasm.ptx.guarded import (
     NEXT,
     NOW,
     SEEN,
-    SHARED,
     STATUS_REQUEST,
     STOP,
     STOPPED,
@@ -43,7 +42,7 @@ from tensorwasm.ptx.model import (
     Operand,
     Statement,
 )
-from tensorwasm.ptx.templates import instruction, launch_field
+from tensorwasm.ptx.templates import elsewhere, has_shared, instruction, launch_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +162,10 @@ def epilogue(polls: Sequence[Poll], *, looks: Sequence[Statement], stops: bool, 
 
 def look(arrays: Arrays, shared_base: int) -> list[Statement]:
     """Return where a kernel whose blocks begin late looks whether to stop, or finds shared memory elsewhere."""
-    elsewhere = [
-        instruction("mov.u32", SEEN, Name(SHARED)),
-        instruction("setp.ne.u32", TEST, SEEN, Int(shared_base)),
-        instruction("bra", Name(STOP), when=TEST),
-    ]
+    moved = [*elsewhere(shared_base), instruction("bra", Name(STOP), when=TEST)] if has_shared(arrays) else []
     return [
         Label(LOOK),
-        *(elsewhere if arrays.dynamic or arrays.shared_bytes else ()),
+        *moved,
         *_asked_to_stop(GO),
         instruction("bra", Name(STOP), when=TEST),
         instruction("bra", Name(GO)),

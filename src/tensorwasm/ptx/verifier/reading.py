@@ -306,7 +306,7 @@ class _FunctionReader:
 
     def _check(self, at: int) -> int:
         """Take the check of the time; return how many statements it is."""
-        wanted, made = templates.time_check(), self.made
+        wanted, made = templates.time_check(self._kernel.arrays, self._kernel.shared_base), self.made
         if self._body[at : at + len(wanted)] != wanted or made.checked >= 0:
             return 0
         made.checked = len(made.body)
