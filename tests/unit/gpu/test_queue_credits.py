@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -292,7 +293,7 @@ def test_work_that_never_ends_keeps_its_place():
     assert not second.take(4000)
 
 
-def test_large_places_go_to_those_who_were_served_longest_ago():
+def test_large_places_go_to_those_who_gave_one_back_longest_ago():
     capacity, told = QueueCapacity(), []
     first = [guarded_on(capacity, tenant=tenant) for tenant in ("ann", "bob", "carol")]
     assert all(give(*each, 4000) for each in first)
@@ -303,7 +304,7 @@ def test_large_places_go_to_those_who_were_served_longest_ago():
     for session, layout in first[::-1]:
         layout.count_drained(ROW)
         session.settle()
-    assert told == ["dave", "eve", "ann"]
+    assert told == ["dave", "eve", "carol"]
 
 
 def test_a_session_with_a_thread_waits_for_its_own_work_and_then_for_the_large_place():
@@ -348,6 +349,27 @@ def test_a_session_that_ends_while_lumps_are_taken_back_gets_none_again():
     for session in (other, asking):
         session.leave()
     assert capacity.lumps == 64
+
+
+@pytest.mark.parametrize("tenants", [1, 5000], ids=["of one tenant", "of many"])
+def test_to_hand_a_permit_over_takes_no_longer_if_thousands_wait(tenants):
+    looks = Counter()
+
+    class Looked(Sitter):
+        def __getattribute__(self, name):
+            looks[name] += 1
+            return super().__getattribute__(name)
+
+    crowd = [Looked(tenant=str(number % tenants)) for number in range(5000)]
+    gate, told = Gate(1, start=lambda _: True), []
+    for each in crowd:
+        gate.request(each) or gate.join(each, partial(told.append, each), NEVER)
+    looks.clear()
+    gate.ask()
+    for each in crowd[:100]:
+        gate.leave(each)
+    assert told == crowd[1:101]
+    assert looks.total() < 2500
 
 
 def test_one_failure_does_not_end_the_asking_of_a_full_gate(caplog):

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from tensorwasm.errors import CapacityExhausted, LimitError
 from tensorwasm.gpu.device.limits import DEADLINE_NEAR_S, MAX_CONCURRENT_OPERATIONS
+from tensorwasm.gpu.limits.asking import start_asking
+from tensorwasm.gpu.limits.holder import Holder, IdleQuestion
+from tensorwasm.gpu.limits.tenant_queue import TenantQueue
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
-
-_log = logging.getLogger(__name__)
-_ASK_S: Final = 0.005
-"""How often a full gate asks the holders of its permits."""
-
-
-class Holder(Protocol):
-    """What has or wants a permit. Compared by identity."""
-
-    @property
-    def tenant(self) -> str:
-        """Whose it is."""
-
-    def suspend(self) -> None:
-        """Have compiled code ask here before it gives more work. Called by the gate, on any thread; must not wait."""
-
-    def release_if_idle(self) -> bool:
-        """Give the permit up unless it is needed now. Called by the gate, on any thread, at any time; must not wait."""
 
 
 class Gate:
     """Lets a fixed number of sessions have work on the GPU at a time. Thread-safe.
 
-    Holders queue for permits, first in, first out. A permit that comes free belongs to the first one from that moment
-    on, and only that one is notified. A holder that gives up leaves the queue, but keeps a permit that came before.
+    Holders queue for permits, first in, first out for each tenant. Tenants take turns: one that got or gave back a
+    permit comes behind the others. A permit that comes free belongs to the next one from that moment on, and only that
+    one is notified. A holder that gives up leaves the queue, but keeps a permit that came before.
 
     A holder keeps its permit between two pieces of work, which compiled code gives to the GPU without asking here;
     their end is not notified. So while there is a queue, one thread asks the holders every few milliseconds, and those
@@ -48,18 +31,29 @@ class Gate:
 
     Args:
         capacity: how many; 0 refuses all.
-        start: has `ask` called now and then, until that returns that the queue is empty. Returns whether it could.
+        start: has `ask` called now and then, see `start_asking`.
+        each: how many one tenant may have; None if all.
+        lock: of all gates whose holders may end together; a reentrant one, since garbage may be collected while it is
+            taken, and that may end a session.
     """
 
-    def __init__(self, capacity: int = MAX_CONCURRENT_OPERATIONS, start: Callable[[Gate], bool] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int = MAX_CONCURRENT_OPERATIONS,
+        start: Callable[[Callable[[], bool]], bool] = start_asking,
+        *,
+        each: int | None = None,
+        lock: threading.RLock | None = None,
+    ) -> None:
         self._capacity = capacity
-        self._start = start or _start_asking
+        self._each = each
+        self._start = start
         self._asked = False
         self._holders: dict[Holder, None] = {}
-        self._queue: OrderedDict[Holder, Callable[[], object]] = OrderedDict()
+        self._queue: TenantQueue[Holder] = TenantQueue()
+        self._notify: dict[Holder, Callable[[], object]] = {}
         self._held: frozenset[str] = frozenset()
-        # Reentrant: garbage may be collected while it is held, and that may end a session.
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
 
     @property
     def in_use(self) -> int:
@@ -69,7 +63,7 @@ class Gate:
     @property
     def waiting(self) -> int:
         """Holders in the queue."""
-        return len(self._queue)
+        return len(self._notify)
 
     def enter(self, deadline: Deadline, holder: Holder) -> None:
         """Take a permit, or keep the one there is; wait for one until 50 ms before the deadline of the work.
@@ -119,21 +113,22 @@ class Gate:
                 return False
             if self._capacity == 0 or until.expired():
                 raise self._refusal(holder)
-            self._asked = self._asked or self._start(self)
-            self._queue[holder] = notify
+            self._asked = self._asked or self._start(self.ask)
+            self._queue.put(holder.tenant, holder)
+            self._notify[holder] = notify
             return True
 
     def give_up(self, holder: Holder) -> None:
         """Leave the queue; raises `CapacityExhausted` unless the permit came before."""
         with self._lock:
-            if self._queue.pop(holder, None) is not None:
+            if self._dequeue(holder):
                 raise self._refusal(holder)
 
     def leave(self, holder: Holder) -> None:
         """Give a permit back, or leave the queue. Does nothing if the holder has lost the permit already."""
         with self._lock:
-            self._queue.pop(holder, None)
-            self._holders.pop(holder, None)
+            self._dequeue(holder)
+            self._drop(holder)
             granted = self._hand_over()
         for notify in granted:
             notify()
@@ -146,9 +141,9 @@ class Gate:
                 if not self._wanted():
                     break
                 if holder.release_if_idle():
-                    self._holders.pop(holder, None)
+                    self._drop(holder)
                     granted += self._hand_over()
-            self._asked = goes_on = bool(self._queue)
+            self._asked = goes_on = bool(self._notify)
         for notify in granted:
             notify()
         return goes_on
@@ -156,53 +151,79 @@ class Gate:
     def hold(self, tenants: frozenset[str]) -> None:
         """Hold these tenants, and no others, from now on."""
         with self._lock:
-            self._held = tenants
+            going_on, self._held = self._held - tenants, tenants
             for holder in self._holders:
                 if holder.tenant in tenants:
                     holder.suspend()
-            granted = self._hand_over()
+            kept = [each for each in self._holders if each.tenant in going_on and each in self._notify]
+            granted = [self._grant(holder) for holder in kept] + self._hand_over()
         for notify in granted:
             notify()
 
-    def holders(self) -> tuple[tuple[Holder, ...], tuple[Holder, ...]]:
-        """Return who has a permit, and who waits for one."""
+    def holders(self) -> tuple[tuple[Holder, ...], set[str]]:
+        """Return who has a permit, and tenants who wait for one."""
         with self._lock:
-            return tuple(self._holders), tuple(self._queue)
+            return tuple(self._holders), set(self._queue)
 
     def _admit(self, holder: Holder, *, asking: bool) -> bool:
         if holder.tenant in self._held:
             return False
         if holder in self._holders:
             return True
-        if self._has_room(holder) or (asking and not self._wanted() and self._take_back(holder)):
+        if self._has_room(holder.tenant) or (asking and not self._wanted() and self._take_back(holder.tenant)):
             self._holders[holder] = None
+            if self._notify:
+                self._queue.end_turn(holder.tenant)
             return True
         return False
 
-    def _has_room(self, _holder: Holder) -> bool:
-        return len(self._holders) < self._capacity
+    def _has_room(self, tenant: str) -> bool:
+        if len(self._holders) >= self._capacity:
+            return False
+        return self._each is None or sum(holder.tenant == tenant for holder in self._holders) < self._each
 
     def _wanted(self) -> bool:
         """Return whether somebody waits for a permit who is not held."""
-        return any(holder.tenant not in self._held for holder in self._queue)
+        return any(tenant not in self._held for tenant in self._queue)
 
-    def _take_back(self, wanting: Holder) -> bool:
-        """Take permits back until there is room; return whether there is."""
+    def _take_back(self, tenant: str) -> bool:
+        """Take permits back until there is room for a tenant's work; return whether there is."""
         for holder in tuple(self._holders):
             if holder.release_if_idle():
-                self._holders.pop(holder, None)
-                if self._has_room(wanting):
+                self._drop(holder)
+                if self._has_room(tenant):
                     return True
         return False
 
     def _hand_over(self) -> list[Callable[[], object]]:
-        """Give free permits to the first of the queue; return what notifies them."""
+        """Give free permits to those whose turn it is; return what notifies them."""
         granted = []
-        for holder in tuple(self._queue):
-            if holder.tenant not in self._held and (holder in self._holders or self._has_room(holder)):
-                granted.append(self._queue.pop(holder))
-                self._holders[holder] = None
+        while self._notify and len(self._holders) < self._capacity:
+            ready = (each for each in self._queue if each not in self._held and self._has_room(each))
+            tenant = next(ready, None)
+            if tenant is None:
+                break
+            granted.append(self._grant(self._queue.first(tenant)))
         return granted
+
+    def _grant(self, holder: Holder) -> Callable[[], object]:
+        """Give a permit to one of the queue; return what notifies it."""
+        notify = self._notify[holder]
+        self._dequeue(holder)
+        self._holders[holder] = None
+        self._queue.end_turn(holder.tenant)
+        return notify
+
+    def _dequeue(self, holder: Holder) -> bool:
+        if self._notify.pop(holder, None) is None:
+            return False
+        return self._queue.remove(holder.tenant, holder)
+
+    def _drop(self, holder: Holder) -> None:
+        if holder in self._holders:
+            del self._holders[holder]
+            if self._notify:
+                self._queue.end_turn(holder.tenant)
 
     def _refusal(self, holder: Holder) -> CapacityExhausted:
         if holder.tenant in self._held:
@@ -215,24 +236,6 @@ def patience(deadline: Deadline) -> Deadline:
     return deadline if deadline.at_ns is None else Deadline(deadline.at_ns - int(DEADLINE_NEAR_S * 1e9))
 
 
-def _start_asking(gate: Gate) -> bool:
-    try:
-        threading.Thread(target=_keep_asking, args=(gate,), name="tensorwasm-gate", daemon=True).start()
-    except RuntimeError:  # the system has no thread to spare: the next `join` tries again
-        return False
-    return True
-
-
-def _keep_asking(gate: Gate) -> None:
-    goes_on = True
-    while goes_on:
-        time.sleep(_ASK_S)
-        try:
-            goes_on = gate.ask()
-        except Exception:  # noqa: BLE001 - those who wait would wait for ever
-            _log.exception("a full gate could not ask its holders; it goes on")
-
-
 PROCESS_GATE: Final = Gate()
 
 
@@ -241,16 +244,6 @@ _R = TypeVar("_R")
 
 class NoPermit(Exception):
     """There is no permit now, and the caller does not wait on its thread. All is as before: to be tried again."""
-
-
-class IdleQuestion(Protocol):
-    """Asks whether a session has nothing on its device any more."""
-
-    def __call__(self) -> bool:
-        """Return whether; False also if it was asked a short time ago."""
-
-    def at_once(self) -> bool:
-        """Return whether, however often this is asked."""
 
 
 class GatePermit:

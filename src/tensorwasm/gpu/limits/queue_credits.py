@@ -14,15 +14,14 @@ they are few. So the pending work of sessions is bounded, for each and for all t
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.gpu.limits.gate import Gate, Holder
+from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
 from tensorwasm.values import Deadline
 
@@ -46,7 +45,6 @@ LENT_LUMPS: Final = 4 * QUEUED_LUMPS
 60 ms after its deadline, measured on an H200 with 64 sessions."""
 LARGE_PLACES: Final = 3
 """One tenant has one at most: three have to keep them with work without an end before large work of others waits."""
-_turns: Final = itertools.count(1)
 _NO_SHARE: Final = "others' work filled the queues of the GPU until there was no time left"
 _NO_LARGE_PLACE: Final = (
     "large launches, copies or graphs kept the GPU until there was no time left: smaller ones need not wait"
@@ -71,8 +69,8 @@ class QueueCapacity:
     def __init__(self, shares: int = SHARES, lumps: int = LENT_LUMPS) -> None:
         # One lock for all three: garbage that is collected under it may be a session, whose end takes the others.
         self._lock = threading.RLock()
-        self.gate = _Gate(shares, shares, self._lock)
-        self.large = _Gate(LARGE_PLACES, 1, self._lock)
+        self.gate = Gate(shares, lock=self._lock)
+        self.large = Gate(LARGE_PLACES, each=1, lock=self._lock)
         self.lumps = lumps
         self._of_fibers = QUEUED_LUMPS
         self._of_tenants: Counter[tuple[str, bool]] = Counter()
@@ -132,30 +130,6 @@ class QueueCapacity:
             self._borrowers.pop(borrower, None)
 
 
-class _Gate(Gate):
-    """A gate of which one tenant has so many places at most, and that serves first who was served longest ago."""
-
-    def __init__(self, capacity: int, each: int, lock: threading.RLock) -> None:
-        super().__init__(capacity)
-        self._each = each
-        self._lock = lock
-        self._served: dict[str, int] = {}
-
-    def note_served(self, tenant: str) -> None:
-        """Note that a tenant has a place."""
-        with self._lock:
-            self._served[tenant] = next(_turns)
-
-    def _has_room(self, holder: Holder) -> bool:
-        if not super()._has_room(holder):
-            return False
-        return self._each >= self._capacity or sum(each.tenant == holder.tenant for each in self._holders) < self._each
-
-    def _hand_over(self) -> list[Callable[[], object]]:
-        self._queue = OrderedDict(sorted(self._queue.items(), key=lambda each: self._served.get(each[0].tenant, 0)))
-        return super()._hand_over()
-
-
 class QueuePlace:
     """One session's place at a gate; what a fiber waits for.
 
@@ -173,7 +147,7 @@ class QueuePlace:
     __slots__ = ("_gate", "_idle", "_lost", "_owner", "_refused", "held", "tenant")
 
     def __init__(
-        self, gate: _Gate, owner: QueueCredits, idle: Callable[[], bool], lost: Callable[[], object], refusal: str
+        self, gate: Gate, owner: QueueCredits, idle: Callable[[], bool], lost: Callable[[], object], refusal: str
     ) -> None:
         self.tenant = owner.tenant
         self.held = False
@@ -185,9 +159,7 @@ class QueuePlace:
 
     def take(self, *, asking: bool = True) -> bool:
         """Take the place while the credits are kept; return whether the session has it. Never waits."""
-        if not self.held and (self._gate.request if asking else self._gate.offer)(self):
-            self.held = True
-            self._gate.note_served(self.tenant)
+        self.held = self.held or (self._gate.request if asking else self._gate.offer)(self)
         return self.held
 
     def enter(self, deadline: Deadline) -> None:

@@ -239,7 +239,7 @@ class TurnKeeper:
                 given.setdefault(holder.tenant, []).append(holder.given())
                 if holder.tenant not in running and holder.runs():
                     running.add(holder.tenant)
-        return running, {holder.tenant for holder in waiting}, given
+        return running, waiting, given
 
     def _find_wait(self) -> float:
         if self._state == "ending":

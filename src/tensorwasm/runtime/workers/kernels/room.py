@@ -1,13 +1,10 @@
-"""Kernels that wait: whose turn it is, and how many there may be, for one tenant and for all."""
+"""How many kernels may wait, for one tenant and for all."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from tensorwasm.values import MIB
-
-T = TypeVar("T")
 
 
 class Amount(NamedTuple):
@@ -44,41 +41,6 @@ class Room:
         own, self._all = _add(self._held.pop(tenant), -1, -text_bytes), _add(self._all, -1, -text_bytes)
         if own.kernels:
             self._held[tenant] = own
-
-
-class TenantQueue(Generic[T]):
-    """What waits, by tenant in the order of their turns. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        """Return whether anything waits."""
-        return bool(self._waiting)
-
-    def put(self, tenant: str, item: T) -> None:
-        """Have something wait behind the rest of its tenant."""
-        self._waiting.setdefault(tenant, deque()).append(item)
-
-    def take(self) -> T | None:
-        """Return the next one: the first of the tenant whose turn it is; None if nothing waits."""
-        if not self._waiting:
-            return None
-        tenant, items = self._waiting.popitem(last=False)
-        item = items.popleft()
-        if items:
-            self._waiting[tenant] = items
-        return item
-
-    def remove(self, tenant: str, item: T) -> bool:
-        """Have something wait no more; return whether it did."""
-        items = self._waiting.get(tenant, ())
-        if item not in items:
-            return False
-        self._waiting[tenant].remove(item)
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
-        return True
 
 
 def _add(amount: Amount, kernels: int, text_bytes: int) -> Amount:

@@ -16,11 +16,12 @@ from typing import Final, NamedTuple
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, TensorWasmError
+from tensorwasm.gpu.limits.tenant_queue import TenantQueue
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
-from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room, TenantQueue
+from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room
 
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
@@ -103,9 +104,11 @@ class KernelService:
         with self._changed:
             if self._closed or self._store is None:
                 return False
+            if not self._early.put(kernel.tenant, kernel):
+                return True
             if not self._early_room.enter(kernel.tenant, len(kernel.text)):
+                self._early.remove(kernel.tenant, kernel)
                 return False
-            self._early.put(kernel.tenant, kernel)
             self._run(self._lanes[-1])
             return True
 

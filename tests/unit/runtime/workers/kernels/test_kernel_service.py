@@ -371,13 +371,11 @@ def test_what_is_prepared_is_bounded(open_service, monkeypatch):
     monkeypatch.setattr(service, "PREPARED_EACH", Amount(2, 1 << 20))
     monkeypatch.setattr(service, "PREPARED", Amount(3, 1 << 20))
     made = open_service(ECHO, Store())
-    assert [made.prepare(early(tenant)) for tenant in ("ann", "ann", "ann", "bob", "bob")] == [
-        True,
-        True,
-        False,
-        True,
-        False,
+    kernels = [
+        early(tenant, TEXT + b"\n" * number) for number, tenant in enumerate(("ann", "ann", "ann", "bob", "bob"))
     ]
+    assert [made.prepare(kernel) for kernel in kernels] == [True, True, False, True, False]
+    assert made.prepare(kernels[0]), "it waits already"
     assert not open_service(ECHO).prepare(early()), "nothing would be kept"
     made.close()
     assert not made.prepare(early())
