@@ -2,8 +2,10 @@
 
     python tools/guard_bench.py --report guard-bench.json
 
-A time is the best of some rounds, of launches one after the other in one stream. Results have to be the same to the
-bit; kernels that give others unguarded, too, when they run again (their order of atomics decides) are listed apart.
+A time is the best of some rounds, of launches one after the other in one stream. Where buffers lie decides as much as
+the guard does: every kernel is timed in several pairs of sessions that are open together, and the median of their
+ratios counts. Results have to be the same to the bit; kernels that give others unguarded, too, when they run again
+(their order of atomics decides) are listed apart.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ KINDS: Final = ("raw", "guarded")
 class Run:
     """A kernel of the corpus in a session of its own, with its arguments in place."""
 
-    def __init__(self, session: Session, case: Case) -> None:
+    def __init__(self, session: Session, case: Case, arguments: Sequence[Any]) -> None:
         self._session = session
         self._written: list[tuple[int, int]] = []
         self._inputs: list[tuple[int, bytes]] = []
@@ -44,7 +46,7 @@ class Run:
         self._kernel = session.kernels.load(case.text().encode(), case.entry, NEVER)
         held = session._core.table.kernels[self._kernel]  # noqa: SLF001 - which parameters are pointers
         nothing = BufferOffset(session.buffers.allocate(256), 0)
-        for argument, param in zip(case.arguments(), held.shared.signature.params, strict=True):
+        for argument, param in zip(arguments, held.shared.signature.params, strict=True):
             array = getattr(argument, "array", None)
             if array is None:
                 # Some compilers add a pointer to memory that the kernel does not use.
@@ -79,23 +81,33 @@ class Run:
         return found
 
 
-def compare(devices: Sequence[SharedDevice], case: Case, rounds: int) -> dict[str, Any]:
+def compare(devices: Sequence[SharedDevice], case: Case, rounds: int, places: int) -> dict[str, Any]:
     """Return the times of a case, unguarded and guarded, and whether the results are the same."""
-    sessions = [each.open_session(memory_kind="staged") for each in devices]
+    sessions: list[Session] = []
     try:
-        runs = [Run(session, case) for session in sessions]
-        raw, guarded = (run.results() for run in runs)
-        repeatable = runs[0].results() == raw
-        once_s = max(run.launch(2) for run in runs)
+        arguments, pairs = case.arguments(), []
+        for _ in range(places):
+            opened = [each.open_session(memory_kind="staged") for each in devices]
+            sessions += opened
+            pairs.append([Run(session, case, arguments) for session in opened])
+        found = [[run.results() for run in pair] for pair in pairs]
+        repeatable = pairs[0][0].results() == found[0][0]
+        once_s = max(run.launch(2) for run in pairs[0])
         times = max(3, min(200, int(0.005 / once_s)))
-        found_s = [
-            min(each) for each in zip(*([run.launch(times) for run in runs] for _ in range(rounds)), strict=True)
+        times_s = [
+            [min(each) for each in zip(*([run.launch(times) for run in pair] for _ in range(rounds)), strict=True)]
+            for pair in pairs
         ]
+        ratios = sorted(guarded / raw for raw, guarded in times_s)
         return {
             "case": case.name,
-            **{f"{kind}_us": round(1e6 * found, 2) for kind, found in zip(KINDS, found_s, strict=True)},
-            "ratio": round(found_s[1] / found_s[0], 4),
-            "same": raw == guarded,
+            **{
+                f"{kind}_us": round(1e6 * statistics.median(each), 2)
+                for kind, each in zip(KINDS, zip(*times_s, strict=True), strict=True)
+            },
+            "ratio": round(statistics.median(ratios), 4),
+            "ratios": [round(each, 4) for each in ratios],
+            "same": all(each == found[0][0] for pair in found for each in pair),
             "repeatable": repeatable,
         }
     except TensorWasmError as error:
@@ -111,7 +123,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="large", choices=("small", "large"))
     parser.add_argument("--only", default="", help="names of cases, or parts of them, with commas")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--places", type=int, default=3, help="pairs of sessions for each kernel")
     parser.add_argument("--limit", type=float, default=500.0, help="seconds in all")
     parser.add_argument("--wide", action="store_true", help="guarded for windows of more than 4 GiB")
     parser.add_argument("--report", type=Path)
@@ -133,7 +146,7 @@ def main() -> int:
     ):
         for case in cases(given.size):
             if time.monotonic() < ends_s and (not parts or any(part in case.name for part in parts)):
-                found.append(compare((raw, guarded), case, given.rounds))
+                found.append(compare((raw, guarded), case, given.rounds, given.places))
                 print(json.dumps(found[-1]), flush=True)
     ratios = [each["ratio"] for each in found if "ratio" in each]
     by_hand = [each["ratio"] for each in found if "ratio" in each and "-" not in each["case"]]
