@@ -159,7 +159,8 @@ class QueuePlace:
 
     def take(self, *, asking: bool = True) -> bool:
         """Take the place while the credits are kept; return whether the session has it. Never waits."""
-        self.held = self.held or (self._gate.request if asking else self._gate.offer)(self)
+        if not self.held and (self._gate.request if asking else self._gate.offer)(self):
+            self.held = True
         return self.held
 
     def enter(self, deadline: Deadline) -> None:

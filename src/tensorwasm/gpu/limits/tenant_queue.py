@@ -13,7 +13,8 @@ class TenantQueue(Generic[T]):
     """What waits, first in, first out for each tenant, and tenants in the order of their turns. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, dict[T, None]] = OrderedDict()
+        # To find the first key of a plain dict takes as long as keys before it were removed.
+        self._waiting: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Return whether anything waits."""
@@ -25,7 +26,7 @@ class TenantQueue(Generic[T]):
 
     def put(self, tenant: str, item: T) -> bool:
         """Have something wait behind the rest of its tenant; return False if it waits already."""
-        items = self._waiting.setdefault(tenant, {})
+        items = self._waiting.setdefault(tenant, OrderedDict())
         if item in items:
             return False
         items[item] = None
@@ -46,8 +47,8 @@ class TenantQueue(Generic[T]):
 
     def remove(self, tenant: str, item: T) -> bool:
         """Have something wait no more; return whether it did."""
-        items = self._waiting.get(tenant, {})
-        if item not in items:
+        items = self._waiting.get(tenant)
+        if items is None or item not in items:
             return False
         del items[item]
         if not items:
