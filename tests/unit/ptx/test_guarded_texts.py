@@ -65,6 +65,28 @@ def test_the_deadline_is_checked_before_what_takes_time(count):
             verify(damaged)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "late"),
+    [
+        (".shared .b8 s[4];", True),
+        (".shared .b8 s[16384];", True),
+        (".shared .b8 s[16400];", False),
+        (".shared .b8 s[4]; .local .b8 l[4];", False),
+    ],
+)
+def test_much_memory_is_cleared_behind_the_check_of_the_time(arrays, late):
+    text = f"{HEAD}.visible .entry k() {{ {arrays} .reg .b32 %r<2>; st.shared.u32 [s], 1; ret; }}"
+    printed = ptx.render(guard(ptx.extract(ptx.parse(text), "k")).module)
+    verify(printed)
+    place = re.search(r"\tmov.u32 %tw_\w+, __tw_shared;\n\tsetp.ne.u32 .*\n\tsetp.gt.or.u64 .*\n", printed)
+    clear, access = printed.index("__tw_clear:"), re.search(r"st\.shared\.[ub]32", printed).start()
+    assert (clear < place.start()) == late
+    assert place.start() < access
+    for line in place[0].splitlines()[1:]:
+        with pytest.raises(UnsupportedPtx):
+            verify(printed.replace(f"{line}\n", "", 1))
+
+
 def test_an_instruction_of_the_whole_warp_may_come_first():
     matrix = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r2,%r3,%r4,%r5},{%r1,%r1,%r1,%r1},{%r1,%r1},"
     text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<9>; mov.u32 %r1, 5; {matrix} {{%r2,%r2,%r2,%r2}}; ret; }}"
