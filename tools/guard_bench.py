@@ -2,10 +2,10 @@
 
     python tools/guard_bench.py --report guard-bench.json
 
-A time is the best of some rounds, of launches one after the other in one stream. Where buffers lie decides as much as
-the guard does: every kernel is timed in several pairs of sessions that are open together, and the median of their
-ratios counts. Results have to be the same to the bit; kernels that give others unguarded, too, when they run again
-(their order of atomics decides) are listed apart.
+A time is the best of some rounds, of launches one after the other in one stream. Where a process puts buffers and code
+decides as much as the guard does: the same kernel is 1.01 times as slow in one process and 1.23 in the next. So every
+kernel is timed in several processes, and the median of their ratios counts. Results have to be the same to the bit;
+kernels that give others unguarded, too, when they run again (their order of atomics decides) are listed apart.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.session import Session
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-KINDS: Final = ("raw", "guarded")
 
 
 class Run:
@@ -81,33 +81,22 @@ class Run:
         return found
 
 
-def compare(devices: Sequence[SharedDevice], case: Case, rounds: int, places: int) -> dict[str, Any]:
+def compare(devices: Sequence[SharedDevice], case: Case, rounds: int) -> dict[str, Any]:
     """Return the times of a case, unguarded and guarded, and whether the results are the same."""
     sessions: list[Session] = []
     try:
-        arguments, pairs = case.arguments(), []
-        for _ in range(places):
-            opened = [each.open_session(memory_kind="staged") for each in devices]
-            sessions += opened
-            pairs.append([Run(session, case, arguments) for session in opened])
-        found = [[run.results() for run in pair] for pair in pairs]
-        repeatable = pairs[0][0].results() == found[0][0]
-        once_s = max(run.launch(2) for run in pairs[0])
-        times = max(3, min(200, int(0.005 / once_s)))
-        times_s = [
-            [min(each) for each in zip(*([run.launch(times) for run in pair] for _ in range(rounds)), strict=True)]
-            for pair in pairs
-        ]
-        ratios = sorted(guarded / raw for raw, guarded in times_s)
+        sessions += [each.open_session(memory_kind="staged") for each in devices]
+        arguments = case.arguments()
+        raw, guarded = (Run(session, case, arguments) for session in sessions)
+        expected, found = raw.results(), guarded.results()
+        repeatable = raw.results() == expected
+        times = max(3, min(200, int(0.005 / max(raw.launch(2), guarded.launch(2)))))
+        raw_s, guarded_s = zip(*((raw.launch(times), guarded.launch(times)) for _ in range(rounds)), strict=True)
         return {
             "case": case.name,
-            **{
-                f"{kind}_us": round(1e6 * statistics.median(each), 2)
-                for kind, each in zip(KINDS, zip(*times_s, strict=True), strict=True)
-            },
-            "ratio": round(statistics.median(ratios), 4),
-            "ratios": [round(each, 4) for each in ratios],
-            "same": all(each == found[0][0] for pair in found for each in pair),
+            "raw_us": round(1e6 * min(raw_s), 2),
+            "guarded_us": round(1e6 * min(guarded_s), 2),
+            "same": found == expected,
             "repeatable": repeatable,
         }
     except TensorWasmError as error:
@@ -117,25 +106,14 @@ def compare(devices: Sequence[SharedDevice], case: Case, rounds: int, places: in
             session.close()
 
 
-def main() -> int:
-    """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", default="large", choices=("small", "large"))
-    parser.add_argument("--only", default="", help="names of cases, or parts of them, with commas")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--places", type=int, default=3, help="pairs of sessions for each kernel")
-    parser.add_argument("--limit", type=float, default=500.0, help="seconds in all")
-    parser.add_argument("--wide", action="store_true", help="guarded for windows of more than 4 GiB")
-    parser.add_argument("--report", type=Path)
-    given = parser.parse_args()
-
+def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time the kernels in this process; yield what device it is, then what each gave."""
     sys.path[:0] = [str(ROOT / "bench" / "kernels")]
     from cases import cases  # noqa: PLC0415 - of the corpus, whose folder is known now
 
     device, _ = open_device(given.device, jit=False)
-    ends_s, found = time.monotonic() + given.limit, []
-    accounts = [Accounts(), Accounts()]
+    yield {"device": device.info.name, "driver": device.info.driver}
+    ends_s, accounts = time.monotonic() + given.limit, [Accounts(), Accounts()]
     for each in accounts:
         each.register(DEFAULT_TENANT, 1 << 36)
     parts = [part for part in given.only.split(",") if part]
@@ -146,35 +124,83 @@ def main() -> int:
     ):
         for case in cases(given.size):
             if time.monotonic() < ends_s and (not parts or any(part in case.name for part in parts)):
-                found.append(compare((raw, guarded), case, given.rounds, given.places))
-                print(json.dumps(found[-1]), flush=True)
-    ratios = [each["ratio"] for each in found if "ratio" in each]
-    by_hand = [each["ratio"] for each in found if "ratio" in each and "-" not in each["case"]]
-    info = device.info
-    report = {
-        "device": info.name,
-        "driver": info.driver,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "wide": given.wide,
+                yield compare((raw, guarded), case, given.rounds)
+    device.close()
+
+
+def together(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the processes found of one kernel as one row: medians, and the ratio of each process."""
+    for each in found:
+        if "refused" in each:
+            return each
+    ratios = [round(each["guarded_us"] / each["raw_us"], 4) for each in found]
+    return {
+        "case": found[0]["case"],
+        "raw_us": round(statistics.median(each["raw_us"] for each in found), 2),
+        "guarded_us": round(statistics.median(each["guarded_us"] for each in found), 2),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratios": ratios,
+        "same": all(each["same"] for each in found),
+        "repeatable": all(each["repeatable"] for each in found),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how many kernels were timed, and the mean, the median and the worst of their ratios."""
+    ratios = [each["ratio"] for each in rows if "ratio" in each]
+    return {
         "kernels": len(ratios),
         "geometric_mean": round(statistics.geometric_mean(ratios), 4) if ratios else None,
         "median": round(statistics.median(ratios), 4) if ratios else None,
         "worst": max(ratios, default=None),
-        "written_in_cuda": {
-            "kernels": len(by_hand),
-            "geometric_mean": round(statistics.geometric_mean(by_hand), 4) if by_hand else None,
-            "median": round(statistics.median(by_hand), 4) if by_hand else None,
-            "worst": max(by_hand, default=None),
-        },
-        "different": [each["case"] for each in found if each.get("same") is False and each["repeatable"]],
-        "not_repeatable": [each["case"] for each in found if each.get("repeatable") is False],
-        "refused": [each["case"] for each in found if "refused" in each],
-        "cases": found,
+    }
+
+
+def main() -> int:
+    """Run the command; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", default="large", choices=("small", "large"))
+    parser.add_argument("--only", default="", help="names of cases, or parts of them, with commas")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--processes", type=int, default=3, help="in how many processes each kernel is timed")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds in each process")
+    parser.add_argument("--wide", action="store_true", help="guarded for windows of more than 4 GiB")
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--child", action="store_true", help="time the kernels once, in this process")
+    given = parser.parse_args()
+    if given.child:
+        for line in measure(given):
+            print(json.dumps(line), flush=True)
+        return 0
+
+    info: dict[str, Any] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(given.processes):
+        command = [sys.executable, __file__, *sys.argv[1:], "--child"]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.splitlines()
+        info = json.loads(lines[0])
+        for line in lines[1:]:
+            row = json.loads(line)
+            found.setdefault(row["case"], []).append(row)
+    rows = [together(each) for each in found.values()]
+    for row in rows:
+        print(json.dumps(row))
+    report = {
+        **info,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "wide": given.wide,
+        "processes": given.processes,
+        **summary(rows),
+        "written_in_cuda": summary([each for each in rows if "-" not in each["case"]]),
+        "different": [each["case"] for each in rows if each.get("same") is False and each["repeatable"]],
+        "not_repeatable": [each["case"] for each in rows if each.get("repeatable") is False],
+        "refused": [each["case"] for each in rows if "refused" in each],
+        "cases": rows,
     }
     print(json.dumps({key: value for key, value in report.items() if key != "cases"}, indent=1))
     if given.report:
         given.report.write_text(json.dumps(report, indent=1) + "\n")
-    device.close()
     return 0
 
 
