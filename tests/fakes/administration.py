@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from fakes.rsgi import SentHeaders
+from fakes.wire import SentHeaders
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import open_database
 from tensorwasm.errors import Unauthorized

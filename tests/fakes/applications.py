@@ -32,4 +32,3 @@ async def serving(folder, routes=ALL, *, max_body_bytes=None, **environment):
             yield service, application.pipeline
         finally:
             await application.drain(5.0)
-            await application.close()

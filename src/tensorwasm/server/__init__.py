@@ -1,1 +1,1 @@
-"""HTTP: routes over the service, on Granian's RSGI."""
+"""HTTP: connections, and the routes over the service."""

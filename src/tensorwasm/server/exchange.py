@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tensorwasm.errors import TensorWasmError
+    from tensorwasm.server.connection.request import WireRequest
     from tensorwasm.server.http.bodies import BodyMemory
+    from tensorwasm.server.http.head import HeadPlan
     from tensorwasm.server.http.routing import HttpRequest, Route
     from tensorwasm.tenancy.principal import Principal
 
 WEBSOCKET: Final = "WS"
 """What stands for a method where a WebSocket is asked for."""
 
-CONTEXT: Final = contextvars.copy_context()
-"""What callbacks run in that belong to no task."""
-
 
 class Exchange:
     """One request on its way.
 
     Attributes:
-        scope: RSGI's.
-        proto: RSGI's, which takes the answer.
-        headers: RSGI's.
+        wire: the request on its connection, which takes the answer.
+        headers: of its head, with `get`, `get_all` and ``in``; names are in lower case.
         body: what came of the body; None while it is still to be read.
         held: memory of a body that was not read ahead, or came compressed; given back once the request is answered.
         began_ns: when it arrived, as `time.perf_counter_ns` counts.
         method: of HTTP, or ``WS``.
         path: with percent signs decoded.
+        plan: what follows from its head.
         client: the peer's address, without a port.
         request_id: the client's own name for it, else a UUID.
         trace_id: 32 hex digits, or empty.
@@ -45,7 +42,6 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunks",
         "began_ns",
         "body",
         "call",
@@ -57,25 +53,27 @@ class Exchange:
         "limits",
         "method",
         "path",
+        "plan",
         "principal",
-        "proto",
         "request_id",
         "route",
-        "scope",
         "tenant",
         "trace_id",
+        "wire",
     )
 
-    def __init__(self, scope: Any, proto: Any, headers: Any, body: bytes | None, began_ns: int) -> None:
-        self.scope = scope
-        self.proto = proto
-        self.headers = headers
-        self.body = body
+    def __init__(self, wire: WireRequest, began_ns: int) -> None:
+        """Begin with a request, whose body has come if it is short."""
+        self.wire = wire
+        head = wire.head
+        self.headers = head.fields
+        self.body = wire.whole() if not wire.long or wire.broken is not None else None
         self.held: BodyMemory | None = None
         self.began_ns = began_ns
-        self.method: str = scope.method if scope.proto == "http" else WEBSOCKET
-        self.path: str = scope.path
-        self.client: str = scope.client.rpartition(":")[0]
+        self.method: str = WEBSOCKET if head.websocket else head.method
+        self.path: str = head.path
+        self.plan: HeadPlan = head.plan
+        self.client: str = wire.client
         self.request_id = ""
         self.trace_id = ""
         self.route: Route | None = None
@@ -84,25 +82,20 @@ class Exchange:
         self.call: HttpRequest | None = None
         self.limits: tuple[tuple[str, str], ...] = ()
         self.left = False
-        self.error: TensorWasmError | None = None
-        self._chunks: AsyncIterator[bytes] | None = None
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Return what is still to come of the body, in pieces; the same iterator every time."""
-        if self._chunks is None:
-            self._chunks = aiter(self.proto)
-        return self._chunks
+        self.error = wire.broken
 
     def forget(self) -> None:
         """Hold on to nothing that leads back here: the server keeps a connection for as long as the last of it is held.
 
         An error has the frames that it came through.
         """
+        if self.plan is not None and self.plan.error is not None:
+            self.plan.error = self.wire.head.plan = None
         self.call = self.error = None
 
     async def gone(self) -> None:
         """Return when the client has left."""
-        await self.proto.client_disconnect()
+        await self.wire.gone()
         self.left = True
 
 
@@ -110,36 +103,27 @@ class DisconnectWatcher:
     """Ends a task when its client leaves.
 
     Args:
-        proto: RSGI's.
+        wire: the request.
         task: is cancelled.
 
     Attributes:
         left: whether it was.
     """
 
-    __slots__ = ("_leaving", "_task", "left")
+    __slots__ = ("_task", "_wire", "left")
 
-    def __init__(self, proto: Any, task: asyncio.Task[Any]) -> None:
+    def __init__(self, wire: WireRequest, task: asyncio.Task[Any]) -> None:
         """Begin to watch."""
         self.left = False
-        self._task: asyncio.Task[Any] | None = task
-        leaving = proto.client_disconnect()
-        # Of a client that is known to have left, the server gives something that takes no callbacks.
-        self._leaving = leaving if hasattr(leaving, "add_done_callback") else None
-        if self._leaving is None:
-            self._tell(leaving)
-        else:
-            self._leaving.add_done_callback(self._tell, context=CONTEXT)
+        self._wire, self._task = wire, task
+        wire.on_leaving(self._tell)
 
     def close(self) -> None:
         """Watch no longer."""
-        self._task = None
-        if self._leaving is not None:
-            self._leaving.cancel()  # which is told like any other end
-            self._leaving = None  # it keeps its callback, and no collector sees into it
+        self._wire.stay(self._tell)
 
-    def _tell(self, _: object) -> None:
-        if self._task is not None and not self._task.done():
+    def _tell(self) -> None:
+        if not self._task.done():
             self.left = True
             self._task.cancel()
 

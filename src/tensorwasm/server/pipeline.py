@@ -14,11 +14,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, cast
-from urllib.parse import parse_qsl
 
 from tensorwasm.errors import (
     Draining,
@@ -31,11 +29,11 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
-from tensorwasm.server.arrivals import SWEEP_S, Arrivals
+from tensorwasm.server.connection.request import WireRequest
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
-from tensorwasm.server.http.head import Origins, admit, check_head, own_request_id, request_ids, trace_id
+from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, request_ids
 from tensorwasm.server.http.replies import JSON, inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
@@ -66,7 +64,6 @@ WHILE_DRAINING: Final = frozenset({"/healthz", "/livez", "/metrics", "/openapi.j
 EXPECTED: Final = (Draining, KernelRegistryNotConfigured, NotReady)
 """Errors of this machine that follow from what the operator chose: they are not logged."""
 
-_NOTHING: Final[Mapping[str, str]] = {}
 _log = logging.getLogger(__name__)
 
 
@@ -116,19 +113,25 @@ class Pipeline:
         task.add_done_callback(self.tasks.discard)
 
     async def _run(self, exchange: Exchange) -> None:
-        headers = exchange.headers
-        exchange.request_id = own_request_id(headers.get("x-request-id")) or self._next_id()
-        exchange.trace_id = trace_id(headers.get("traceparent"))
+        plan: HeadPlan = exchange.plan
+        if plan is None:
+            head = exchange.wire.head
+            plan = exchange.plan = head.plan = plan_head(head, self._table, self._origins)
+        exchange.request_id = plan.request_id or self._next_id()
+        exchange.trace_id = plan.trace_id
         try:
             try:
-                check_head(exchange.scope.http_version, headers)
                 reply = await self._process(exchange)
             except GuestTrap as error:
                 await locate_trap(error)
                 raise
             status = SWITCHED if reply is None else await send(exchange, reply, self._origins)
         except asyncio.CancelledError:
-            status = LEFT if exchange.left else self._refuse(exchange, Draining("the server is shutting down"))
+            status = (
+                self._abandon(exchange)
+                if exchange.left
+                else self._refuse(exchange, Draining("the server is shutting down"))
+            )
         except TensorWasmError as error:
             status = self._refuse(exchange, error)
         except Exception:  # noqa: BLE001 - a bug must not leave the client without a reply
@@ -140,21 +143,23 @@ class Pipeline:
         self._record(exchange, status)
         exchange.forget()
 
+    def _abandon(self, exchange: Exchange) -> int:
+        exchange.wire.abandon()
+        return LEFT
+
     def _refuse(self, exchange: Exchange, error: TensorWasmError) -> int:
         exchange.error = error
         if isinstance(error, HostError) and not isinstance(error, EXPECTED):
             _log.error("request %s: %s: %s", exchange.request_id, error.kind, error.message)
-        if exchange.body is None:
-            self.spawn(bodies.linger(exchange.chunks(), self.budget))
         return refuse(exchange, error, self._origins)
 
     async def _process(self, exchange: Exchange) -> Reply | StreamedReply | None:
-        headers = exchange.headers
-        if self._origins.hosts:
-            self._origins.check_host(headers.get("host") or exchange.scope.authority)
-        if exchange.method == "OPTIONS":
+        headers, plan = exchange.headers, exchange.plan
+        if plan.error is not None:
+            raise plan.error
+        route = plan.route
+        if route is None:
             return self._options(exchange)
-        route, params = self._table.match(exchange.method, exchange.path)
         exchange.route = route
         self._counts[id(route)].in_flight += 1
         if exchange.error is not None:  # its short body did not arrive in time
@@ -165,7 +170,7 @@ class Pipeline:
             declared = bodies.declared_bytes(headers.get("content-length"))
             if declared is not None and declared > self._max_body_bytes:
                 raise bodies.too_large(self._max_body_bytes)
-        packed = "content-encoding" in headers and is_gzip(headers.get("content-encoding"))
+        packed = plan.content_encoding is not None and is_gzip(plan.content_encoding)
         admitted = None
         if route.scope is not None:
             admitted = await admit(exchange, route, self._admission, tenant_required=self._settings.require_tenant)
@@ -177,7 +182,7 @@ class Pipeline:
             await self._read(exchange)
         if packed and exchange.body:
             await self._unpack(exchange, exchange.body)
-        return await self._serve(exchange, route, params, admitted, exchange.body or b"")
+        return await self._serve(exchange, route, admitted, exchange.body or b"")
 
     def _options(self, exchange: Exchange) -> Reply:
         headers, allowed = exchange.headers, ", ".join(self._table.allowed(exchange.path))
@@ -188,10 +193,9 @@ class Pipeline:
         """Read a body that was not read ahead."""
         await BECOME_TASK
         exchange.held = reader = bodies.BodyReader(
-            exchange.chunks(), self.budget, self._max_body_bytes, exchange.tenant
+            exchange.wire.read, self.budget, self._max_body_bytes, exchange.tenant
         )
-        declared = bodies.declared_bytes(exchange.headers.get("content-length"))
-        exchange.body = await reader.read(self._settings.request_timeout_s, declared)
+        exchange.body = await reader.read(self._settings.request_timeout_s)
 
     async def _unpack(self, exchange: Exchange, packed: bytes) -> None:
         """Decompress a body; the result counts against the limits of an uncompressed one."""
@@ -215,23 +219,23 @@ class Pipeline:
         return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
     async def _serve(
-        self, exchange: Exchange, route: Route, params: Mapping[str, str], admitted: Admitted | None, body: bytes
+        self, exchange: Exchange, route: Route, admitted: Admitted | None, body: bytes
     ) -> Reply | StreamedReply | None:
         """Decode the body, take a slot of the route's class, and call the handler.
 
         A route that runs guests takes no slot: its guests have turns at gates of their own.
         """
-        headers, query = exchange.headers, exchange.scope.query_string
-        decoded = self._decoders[id(route)](body, headers.get("content-type"))
-        limit_ms = headers.get("x-tensorwasm-deadline-ms")
+        plan = exchange.plan
+        decoded = self._decoders[id(route)](body, plan.content_type)
+        limit_ms = plan.deadline_ms
         limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
         exchange.call = call = HttpRequest(
             self._service,
             exchange.principal,
             exchange.tenant or 0,
-            params,
-            dict(parse_qsl(query, keep_blank_values=True)) if query else _NOTHING,
-            headers,
+            plan.params,
+            plan.query,
+            exchange.headers,
             decoded,
             body,
             exchange.request_id,
@@ -277,7 +281,7 @@ class Pipeline:
         task = asyncio.current_task()
         if route.kind not in CANCELLED or task is None:
             return await reply
-        watcher = DisconnectWatcher(exchange.proto, task)
+        watcher = DisconnectWatcher(exchange.wire, task)
         try:
             return await reply
         finally:
@@ -289,7 +293,7 @@ class Pipeline:
         await BECOME_TASK
         if route.scope is not None:
             call.again = partial(admit, exchange, route, self._admission, tenant_required=self._settings.require_tenant)
-        socket = await WebSocket.accept(exchange.scope, exchange.proto, self.budget)
+        socket = WebSocket.accept(exchange.wire, self.budget)
         try:
             await route.handle(call, socket)
         finally:
@@ -320,7 +324,7 @@ class Pipeline:
                 outcome_of(status, None if error is None else error.kind),
                 seconds * 1e3,
                 exchange.client,
-                self._origins.certificate(exchange.client, exchange.headers),
+                exchange.wire.certificate or self._origins.certificate(exchange.client, exchange.headers),
             )
         )
 
@@ -333,16 +337,18 @@ class Application:
     """The routes over a service. For one event loop.
 
     Attributes:
-        arrivals: takes requests in.
+        body_timeout_s: in which a short body must have come.
         pipeline: the steps of each request.
     """
 
     def __init__(self, service: Service, routes: Sequence[Route], *, max_body_bytes: int | None = None) -> None:
         """Open the routes as `Pipeline` does; the service outlives the application."""
         self.pipeline = Pipeline(service, routes, max_body_bytes)
-        loop = asyncio.get_running_loop()
-        self.arrivals = Arrivals(loop, self.pipeline.start, service.settings.request_timeout_s)
-        self._sweeping = loop.create_task(self._sweep())
+        self.body_timeout_s: float = service.settings.request_timeout_s
+
+    def begin(self, wire: WireRequest) -> None:
+        """Begin with a request."""
+        self.pipeline.start(Exchange(wire, time.perf_counter_ns()))
 
     async def drain(self, limit_s: float) -> None:
         """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
@@ -352,20 +358,9 @@ class Application:
             task.cancel()
         await self._wait(LAST_S)
 
-    async def close(self) -> None:
-        """Stop looking for requests whose bodies do not arrive."""
-        self._sweeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._sweeping
-
     async def _wait(self, limit_s: float) -> None:
         if self.pipeline.tasks:
             await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.arrivals.sweep()
 
 
 _LIVE: Final = frozenset({"/livez", "/healthz"})
@@ -374,14 +369,17 @@ _LIVE: Final = frozenset({"/livez", "/healthz"})
 class DegradedApplication:
     """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
 
+    body_timeout_s = LAST_S
+
     def __init__(self, error: TensorWasmError) -> None:
         self._error = error
         self._origins = Origins()
-        self.arrivals = Arrivals(asyncio.get_running_loop(), self._reply, None)
 
-    def _reply(self, exchange: Exchange) -> None:
-        exchange.request_id, exchange.trace_id = str(uuid.uuid4()), ""
+    def begin(self, wire: WireRequest) -> None:
+        """Answer a request."""
+        exchange = Exchange(wire, time.perf_counter_ns())
+        exchange.request_id = str(uuid.uuid4())
         if exchange.path in _LIVE and exchange.method != WEBSOCKET:
-            exchange.proto.response_bytes(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+            wire.answer(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
         else:
             refuse(exchange, self._error, self._origins)

@@ -38,12 +38,12 @@ async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origi
     route = exchange.route
     usual = route.status if route is not None else 200
     if not isinstance(answer, Reply):
-        await send_in_pieces(exchange.scope, exchange.proto, usual, _common(exchange, origins), answer)
+        await send_in_pieces(exchange.wire, usual, _common(exchange, origins), answer)
         return usual
     status = answer.status or usual
     body = answer.body if isinstance(answer.body, bytes) else body_of(answer)
     if not body:
-        exchange.proto.response_empty(status, [*_common(exchange, origins), *answer.headers])
+        exchange.wire.answer(status, [*_common(exchange, origins), *answer.headers])
         return status
     kind = JSON if answer.content_type == _JSON_TYPE else ("content-type", answer.content_type)
     packable = len(body) >= GZIP_BYTES and is_compressible(answer.content_type)
@@ -52,7 +52,7 @@ async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origi
         tag = await entity_tag(body)
         headers += (("etag", tag), REVALIDATED)
         if is_known(exchange.headers, tag):
-            exchange.proto.response_empty(304, headers[1:])
+            exchange.wire.answer(304, headers[1:])
             return 304
     if packable and accepts_gzip(exchange.headers.get("accept-encoding")):
         body = await deflate(body)
@@ -64,7 +64,7 @@ async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origi
 def refuse(exchange: Exchange, error: TensorWasmError, origins: Origins) -> int:
     """Answer a request with an error, and return the status."""
     if exchange.method == WEBSOCKET:
-        exchange.proto.close(error.http_status)
+        exchange.wire.answer(error.http_status, [])
         return error.http_status
     openai = exchange.path.startswith(OPENAI) if exchange.route is None else exchange.route.openai
     headers = [JSON, *_common(exchange, origins), *error_headers(error)]
@@ -73,11 +73,11 @@ def refuse(exchange: Exchange, error: TensorWasmError, origins: Origins) -> int:
 
 
 def _give(exchange: Exchange, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-    """Give an answer with a body to the server, which over HTTP/2 would send that of a HEAD too."""
+    """Answer with a body, of which a HEAD gets the length alone."""
     if exchange.method == "HEAD":
-        exchange.proto.response_empty(status, [*headers, ("content-length", str(len(body)))])
+        exchange.wire.answer(status, headers, length=len(body))
     else:
-        exchange.proto.response_bytes(status, headers, body)
+        exchange.wire.answer(status, headers, body)
 
 
 def _common(exchange: Exchange, origins: Origins, *, packable: bool = False) -> list[tuple[str, str]]:

@@ -10,32 +10,18 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from granian.http import HTTP1Settings, HTTP2Settings
-from granian.server.embed import Server
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorwasm.errors import HostError, TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
-from tensorwasm.server.arrivals import spawner
+from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.pipeline import Application, DegradedApplication
-from tensorwasm.server.process.address import ListenAddress, clear, is_reached
+from tensorwasm.server.process.address import ListenAddress, clear
 from tensorwasm.server.routes import ALL
-from tensorwasm.server.silence import watch
-from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
+    from tensorwasm.server.connection.tls import ServerTls
     from tensorwasm.service.opening import Service
-
-HEADER_TIMEOUT_MS: Final = 20_000
-"""Time limit of a request's head, and of an idle connection."""
-
-HEADER_BYTES: Final = 64 << 10
-"""Longest head of a request."""
-
-STREAMS: Final = 128
-"""Requests at a time on one connection of HTTP/2."""
 
 MAX_CONNECTIONS: Final = 50_000
 SPARE_FILES: Final = 512
@@ -53,7 +39,12 @@ _Value = TypeVar("_Value")
 
 
 async def serve(
-    service: Service, address: ListenAddress, *, max_body_bytes: int | None, ready: Callable[[], None]
+    service: Service,
+    address: ListenAddress,
+    *,
+    max_body_bytes: int | None,
+    ready: Callable[[], None],
+    tls: ServerTls | None = None,
 ) -> None:
     """Serve until a signal says to stop; then drain. A second signal ends the process at once.
 
@@ -62,6 +53,7 @@ async def serve(
         address: where.
         max_body_bytes: longest body; None takes the setting.
         ready: called once requests are taken.
+        tls: of its connections; None for none.
 
     Raises:
         HostError: nothing can be listened to there.
@@ -70,14 +62,11 @@ async def serve(
     application = Application(service, ALL, max_body_bytes=max_body_bytes)
     stopping = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
-    try:
-        async with _listening(application, address):
-            collect_seldom()
-            ready()
-            await stopping.wait()
-            await application.drain(service.settings.drain_s)
-    finally:
-        await application.close()
+    async with _listening(application, address, tls):
+        collect_seldom()
+        ready()
+        await stopping.wait()
+        await application.drain(service.settings.drain_s)
 
 
 async def serve_degraded(
@@ -85,6 +74,7 @@ async def serve_degraded(
     address: ListenAddress,
     attempt: Callable[[], Awaitable[_Value | None]],
     told: Callable[[], None],
+    tls: ServerTls | None = None,
 ) -> _Value | None:
     """Say why nothing is served yet, until an attempt succeeds or a signal says to stop.
 
@@ -93,6 +83,7 @@ async def serve_degraded(
         address: where.
         attempt: is made every second; returns None if it was in vain.
         told: called once requests are taken.
+        tls: of its connections; None for none.
 
     Returns:
         What the attempt returned; None if a signal came first.
@@ -101,7 +92,7 @@ async def serve_degraded(
         HostError: nothing can be listened to there.
     """
     stopping = _stop_on_signals()
-    async with _listening(DegradedApplication(error), address):
+    async with _listening(DegradedApplication(error), address, tls):
         told()
         while not stopping.is_set():
             with suppress(TimeoutError):
@@ -113,62 +104,20 @@ async def serve_degraded(
 
 
 @asynccontextmanager
-async def _listening(application: Application | DegradedApplication, address: ListenAddress) -> AsyncIterator[None]:
+async def _listening(
+    application: Application | DegradedApplication, address: ListenAddress, tls: ServerTls | None
+) -> AsyncIterator[None]:
     clear(address)
-    server = _make_server(address)
-    running = asyncio.ensure_future(server.serve(spawner(application.arrivals)))
+    most = max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
+    listener = Listener(application.begin, most, application.body_timeout_s, tls)
     try:
-        await _until_reached(address, running)
-        watching = asyncio.ensure_future(watch(address.port, HEADER_TIMEOUT_MS))
-        try:
-            yield
-        finally:
-            watching.cancel()
+        await listener.listen(address)
+    except OSError as error:
+        raise HostError(f"{address.url} cannot be listened on: {error.strerror}") from None
+    try:
+        yield
     finally:
-        server.stop()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(running), STOP_S)
-
-
-def _make_server(address: ListenAddress) -> Any:
-    files = raise_file_limit()
-    server = Server(
-        _nobody,
-        address=address.host or "127.0.0.1",
-        port=address.port,
-        uds=Path(address.path) if address.path else None,
-        interface="rsgi",
-        http="auto",
-        websockets=True,
-        backlog=4096,
-        backpressure=max(128, min(MAX_CONNECTIONS, files - SPARE_FILES)),
-        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS, max_buffer_size=HEADER_BYTES),
-        http2_settings=HTTP2Settings(
-            initial_connection_window_size=MIB,
-            initial_stream_window_size=MIB // 4,
-            keep_alive_interval=HEADER_TIMEOUT_MS,
-            max_concurrent_streams=STREAMS,
-            max_headers_size=HEADER_BYTES,
-        ),
-        log_enabled=False,
-    )
-    server.uds_permissions = 0o600
-    return server
-
-
-async def _nobody(_scope: Any, _proto: Any) -> None:
-    """Do nothing: Granian requires an application, but `spawner` takes every request before it is called."""
-
-
-async def _until_reached(address: ListenAddress, running: asyncio.Future[Any]) -> None:
-    """Return once somebody listens."""
-    for _ in range(1000):
-        if running.done():
-            break
-        if await asyncio.to_thread(is_reached, address):
-            return
-        await asyncio.sleep(0.005)
-    raise HostError(f"{address.url} cannot be listened on")
+        await listener.close(STOP_S)
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -32,6 +32,24 @@ class ServiceSettings:
         False,
         "1 allows a service without authentication to listen on an address that other machines can reach.",
     )
+    tls_cert: str = setting(
+        "TENSOR_WASM_TLS_CERT",
+        text,
+        "",
+        "File of the server's certificate and its chain (PEM), which makes it speak TLS; read again upon SIGHUP.",
+    )
+    tls_key: str = setting(
+        "TENSOR_WASM_TLS_KEY",
+        text,
+        "",
+        "File of the certificate's private key (PEM, not encrypted); by default it is in the certificate's file.",
+    )
+    tls_client_ca: str = setting(
+        "TENSOR_WASM_TLS_CLIENT_CA",
+        text,
+        "",
+        "File of authorities (PEM) by which clients' certificates must be signed; by default clients need none.",
+    )
     require_tenant: bool = setting(
         "TENSOR_WASM_API_REQUIRE_TENANT",
         flag,

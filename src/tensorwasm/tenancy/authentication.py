@@ -31,6 +31,7 @@ MAX_FORGERIES: Final = 50
 JWT_CACHE: Final = 8192
 JWT_CACHE_MS: Final = 300_000
 
+_DEVELOPING: Final = b"dev"
 DEVELOPER: Final = Principal("dev", "dev", None)
 """Every client in dev mode. It may not administer, since what it made would outlast the dev mode."""
 
@@ -149,17 +150,26 @@ class Authenticator:
         Raises:
             Unauthorized: the header is missing, too long or without a bearer token, or the token has expired.
         """
+        return self.find(self.identify(header))
+
+    def identify(self, header: str | None) -> bytes:
+        """Return what `find` knows the credentials of an Authorization header by. Raises as `authenticate`."""
         if self.developing:
-            return DEVELOPER
+            return _DEVELOPING
         if header is None or len(header) > MAX_HEADER:
             raise Unauthorized(REFUSAL)
         key = digest(_cut(header))
+        if self._find(key) is None and self._find_verified(key) is None:
+            _presented(header)
+        return key
+
+    def find(self, key: bytes) -> Principal | None:
+        """Return whose credentials these are, as `authenticate` does."""
+        if self.developing:
+            return DEVELOPER
         found = self._find(key)
         if found is None:
-            found = self._find_verified(key)
-            if found is None:
-                _presented(header)
-            return found
+            return self._find_verified(key)
         if found.expires_unix_ms is not None and self._now_unix_ms() >= found.expires_unix_ms:
             raise Unauthorized(REFUSAL)
         return found

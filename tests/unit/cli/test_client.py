@@ -55,6 +55,7 @@ def test_tenant_0_and_an_empty_token_are_left_out(server, cli):
         ("--server", "http://host?token=hunter2"),
         ("--server", "https://127.0.0.1", "--ca-cert", __file__),
         ("--server", "https://127.0.0.1", "--ca-cert", "/nonexistent"),
+        ("--server", "https://127.0.0.1", "--client-cert", __file__),
     ],
 )
 def test_an_invalid_option_exits_with_2_and_nothing_is_sent(server, cli, arguments):

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from fakes.applications import ALPHA, ANY, BETA, bearer, serving
-from fakes.rsgi import ask
+from fakes.wire import ask
 from tensorwasm.server.http.routing import Reply, Route
 from tensorwasm.tenancy.quotas import TenantPolicy
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from types import SimpleNamespace
 
 import pytest
 
+from fakes.wire import FakeWire
 from tensorwasm.server.exchange import DisconnectWatcher
 
 
@@ -16,10 +14,10 @@ def story(told):
     """Run a task that watches for its client; return what became of it and of the departure."""
 
     async def run():
-        leaving = asyncio.get_running_loop().create_future()
-        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=lambda: leaving), asyncio.current_task())
+        wire = FakeWire()
+        departure = DisconnectWatcher(wire, asyncio.current_task())
         try:
-            await told(leaving, departure)
+            await told(wire, departure)
         except asyncio.CancelledError:
             return "cancelled", departure.left
         return "went on", departure.left
@@ -28,19 +26,17 @@ def story(told):
 
 
 def test_a_client_that_leaves_ends_the_task():
-    async def told(leaving, departure):
-        leaving.set_result(None)
+    async def told(wire, departure):
+        wire.leave()
         await asyncio.Event().wait()
 
     assert story(told) == ("cancelled", True)
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_whoever_watches_no_longer_goes_on(leaves):
-    async def told(leaving, departure):
-        departure.close()  # cancels what it waited for, which is then done too
-        if leaves and not leaving.done():
-            leaving.set_result(None)
+def test_a_task_that_is_watched_no_longer_goes_on():
+    async def told(wire, departure):
+        departure.close()
+        wire.leave()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -48,11 +44,10 @@ def test_whoever_watches_no_longer_goes_on(leaves):
 
 
 def test_a_client_that_has_left_already_ends_the_task_at_once():
-    class Left:
-        """What the server gives where there is nothing to wait for: it takes no callbacks."""
-
     async def run():
-        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=Left), asyncio.current_task())
+        wire = FakeWire()
+        wire.leave()
+        departure = DisconnectWatcher(wire, asyncio.current_task())
         with pytest.raises(asyncio.CancelledError):
             await asyncio.Event().wait()
         departure.close()
@@ -61,25 +56,9 @@ def test_a_client_that_has_left_already_ends_the_task_at_once():
     assert asyncio.run(run())
 
 
-class Kept:
-    """A future as the server's are: it keeps its callback when it has ended, and the collector does not see into it."""
-
-    def add_done_callback(self, callback, *, context):
-        self.callback = callback
-
-    def cancel(self):
-        self.cancelled = True
-
-
-def test_an_awaited_exchange_leaves_no_reference_cycle():
-    async def run():
-        departure = DisconnectWatcher(SimpleNamespace(client_disconnect=Kept), asyncio.current_task())
-        waited_for = weakref.ref(departure._leaving)
+def test_nothing_is_watched_for_afterwards():
+    async def told(wire, departure):
         departure.close()
-        return waited_for
+        assert not wire.leaving
 
-    gc.disable()
-    try:
-        assert asyncio.run(run())() is None
-    finally:
-        gc.enable()
+    assert story(told) == ("went on", False)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from fakes.applications import ALPHA, ANY, BETA, bearer
-from fakes.rsgi import ask
 from fakes.services import ADD
+from fakes.wire import ask
 from tensorwasm.server.routes import ALL
 from tensorwasm.service.identity.identity import TenantChange
 from tensorwasm.service.pages import CURSOR
@@ -130,7 +130,7 @@ def test_every_reply_to_an_allowed_page_has_the_headers_once(served):
                     for known in (UNKNOWN, function):
                         for given in ({}, bearer(ANY, 7), bearer(ALPHA, 8)):
                             path = path_of(route, known)
-                            asked = {"http_version": "2", "client": "unix:", "headers": asking | given}
+                            asked = {"version": "1.0", "headers": asking | given}
                             found = await ask(pipeline, method, path, **asked)
                             assert found.headers["access-control-allow-origin"] == page, (method, path)
                             assert "Origin" in found.headers["vary"], (method, path)

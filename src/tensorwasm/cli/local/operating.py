@@ -57,6 +57,20 @@ AllowPlaintext = Annotated[
         help="Listen without authentication at an address of the network. [env: TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC]"
     ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Certificate and chain (PEM): speak TLS. [env: TENSOR_WASM_TLS_CERT]"),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM). [env: TENSOR_WASM_TLS_KEY]")
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Authorities (PEM) by which clients' certificates must be signed. [env: TENSOR_WASM_TLS_CLIENT_CA]",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of all stored data, made if it does not exist. [env: TENSOR_WASM_DATA]"),
@@ -74,13 +88,17 @@ def serve(
     cors_origin: Origins = None,
     max_body_bytes: MaxBody = None,
     allow_plaintext_public: AllowPlaintext = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
     data: DataFolder = None,
     device: ChosenDevice = None,
 ) -> int:
     """Serve functions over HTTP until it is stopped.
 
     By default it keeps its records in SQLite and its artifacts in the data folder, and shows a first token once. A
-    server that dies is started again. SIGTERM and SIGINT let running calls end; a second signal does not.
+    server that dies is started again. SIGTERM and SIGINT let running calls end; a second signal does not. SIGHUP opens
+    the audit log and the certificate's files again.
     """
     from tensorwasm.server.process.address import parse_address  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.server.process.supervisor import ServeOptions, Supervisor  # noqa: PLC0415 - the same
@@ -92,10 +110,17 @@ def serve(
         TENSOR_WASM_API_REQUIRE_TENANT=_POLICIES[tenant_header_policy],
         TENSOR_WASM_API_CORS_ALLOWED_ORIGINS=",".join(cors_origin) if cors_origin else None,
         TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC="1" if allow_plaintext_public else None,
-        TENSOR_WASM_DATA=str(data.absolute()) if data is not None else None,
+        TENSOR_WASM_TLS_CERT=_absolute(tls_cert),
+        TENSOR_WASM_TLS_KEY=_absolute(tls_key),
+        TENSOR_WASM_TLS_CLIENT_CA=_absolute(tls_client_ca),
+        TENSOR_WASM_DATA=_absolute(data),
         TENSOR_WASM_DEVICE=device,
     )
     return Supervisor(ServeOptions(parse_address(addr), max_body_bytes), dict(os.environ) | chosen).run()
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def broker(

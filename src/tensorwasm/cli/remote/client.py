@@ -48,6 +48,9 @@ class ServerOptions:
     ca_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificates (PEM) to trust besides the system's.")
     ] = None
+    client_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Own certificate and its private key (PEM), to be shown.")
+    ] = None
     insecure: Annotated[bool, typer.Option("--insecure", help="Take any certificate.")] = False
 
 
@@ -209,7 +212,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _trust(options: ServerOptions) -> Any:
-    """Return an SSL context that trusts the system's roots and the certificates of the file."""
+    """Return an SSL context that trusts the system's roots and the given certificates, and shows the given one."""
     import ssl  # noqa: PLC0415 - keeps --help quick
 
     context = ssl.create_default_context()
@@ -218,6 +221,11 @@ def _trust(options: ServerOptions) -> Any:
             context.load_verify_locations(cafile=options.ca_cert)
         except OSError as error:  # ssl.SSLError is one
             raise InvalidArgs(f"--ca-cert: the file has no certificates: {error.strerror or error}") from None
+    if options.client_cert is not None:
+        try:
+            context.load_cert_chain(options.client_cert, password="")  # or OpenSSL would ask on the terminal
+        except OSError as error:
+            raise InvalidArgs(f"--client-cert: no certificate with its key: {error.strerror or error}") from None
     if options.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -1,8 +1,9 @@
 """`SliceBudget`: how long guests may run on an event loop's thread.
 
 Most guests end within microseconds, and a thread would cost more than everything else. So an event loop's thread runs a
-guest itself, for a slice of half a millisecond. After a slice that was used up the loop begins no guest for nine times
-as long, so that it loses a tenth of its time at most; and a function whose last guest ran long is not begun here.
+guest itself, for a slice of half a millisecond. It loses a tenth of its time at most to slices that were used up,
+beside two milliseconds at once; past that it begins no guest for a while. A function whose last guests ran long is not
+begun here.
 
 A guest of a module without imports has no effect but its results. It gets a quarter of a millisecond without being a
 fiber, at half of a fiber's cost; past that it is ended, and called anew elsewhere.
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 
 COOL_DOWN: Final = 9
-"""Pause after an exhausted slice, as a multiple of it."""
+"""Pause after an exhausted slice, as a multiple of it, once nothing is left of `SPARE_NS`."""
+
+SPARE_NS: Final = 4 * SLICE_NS
+"""What a loop may lose at once to exhausted slices, if it has lost nothing for `COOL_DOWN` times as long: a short guest
+takes long now and then, and a pause after that would send all others elsewhere."""
 
 LITTLE_NS: Final = SLICE_NS // 2
 """Below this, elapsed time is used and the CPU clock is not read."""
@@ -52,7 +57,6 @@ class SliceBudget:
         self._now_ns = now_ns
         self._spent_ns = spent_ns
         self._free_ns = 0
-        self._one_shot_ns = 0
 
     @property
     def free(self) -> bool:
@@ -67,28 +71,39 @@ class SliceBudget:
             return run_first_slice(fiber, briefly=True, clock_ns=slice_ns)
         finally:
             if fiber.long:
-                self._free_ns = self._now_ns() + COOL_DOWN * slice_ns()
+                self._lose(slice_ns())
 
     def run_one_shot(self, module: DeployedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
         """Make a call that may be ended and made anew elsewhere, if there is time for it now; else return None.
 
-        A module whose call is ended for running long is marked as such.
+        A module of which two calls are ended for running long, one after the other, is marked as such. A call that was
+        ended because other threads had the processor is made again: what waits elsewhere would wait for those, too.
         """
-        alarm, now_ns = find_timer(module.engine, LATEST_NS), self._now_ns()
-        if alarm is None or now_ns < self._one_shot_ns or now_ns < self._free_ns:
-            return None
-        alarm.set(now_ns)
-        before_ns = self._spent_ns()
-        try:
-            return plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
-        except InvokeTimeout:
-            spent_ns = self._spent_ns() - before_ns
-            if spent_ns >= ONE_SHOT_NS // 2:  # else other threads had the processor, and the guest may be short
-                module.long = True
-                self._one_shot_ns = self._now_ns() + COOL_DOWN * spent_ns
-            return None
-        finally:
-            alarm.rest()
+        for _ in range(2):
+            alarm, now_ns = find_timer(module.engine, LATEST_NS), self._now_ns()
+            if alarm is None or now_ns < self._free_ns:
+                return None
+            alarm.set(now_ns)
+            before_ns = self._spent_ns()
+            try:
+                outcome = plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
+            except InvokeTimeout:
+                spent_ns = self._spent_ns() - before_ns
+                if spent_ns >= ONE_SHOT_NS // 2:
+                    module.long, module.late = module.late, True
+                    self._lose(spent_ns)
+                    return None
+            else:
+                module.late = False
+                return outcome
+            finally:
+                alarm.rest()
+        return None
+
+    def _lose(self, lost_ns: int) -> None:
+        """Note a slice that was used up."""
+        least_ns = self._now_ns() - COOL_DOWN * SPARE_NS
+        self._free_ns = max(self._free_ns, least_ns) + COOL_DOWN * lost_ns
 
     def _stopwatch(self) -> Callable[[], int]:
         """Return a function that reads the thread's processor time since now.

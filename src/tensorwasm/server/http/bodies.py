@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -18,27 +18,18 @@ from tensorwasm.errors import BodyTooLarge, CapacityExhausted, InvalidRequest, R
 from tensorwasm.server.http.long_work import run_slice
 from tensorwasm.values import MIB
 
-SHORT_BYTES: Final = 16 << 10
-"""Longest body that is read in one piece and not counted: as much as a connection's buffers take anyway."""
-
 AT_ONCE_BYTES: Final = 128 << 10
 """How much of a body is copied without waiting for a slice (`tensorwasm.server.http.long_work`): about 20 us."""
 
 BUDGET_BYTES: Final = 512 * MIB
 """Memory that all longer bodies share, unless a single body may be larger."""
 
-LINGER_S: Final = 2.0
-"""How long the rest of a refused body is read and dropped, so that its sender can read the reply."""
-
-LINGERING: Final = 64
-"""Most refused bodies whose rest is read at a time."""
-
 
 class BodyBudget:
     """Memory for bodies, `limit_bytes` in total, shared by all connections of one event loop."""
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
-        self.free_bytes, self.lingering = limit_bytes, 0
+        self.free_bytes = limit_bytes
         self._held: dict[int, int] = {}
 
     def take(self, size_bytes: int, tenant: int | None = None) -> None:
@@ -101,33 +92,32 @@ class BodyMemory:
 
 
 class BodyReader(BodyMemory):
-    """Reads one long body from the chunks of RSGI, of which an empty one ends it, and reserves memory for it."""
+    """Reads one long body piece by piece, and reserves memory for it.
+
+    Args:
+        read: returns the next piece, None behind the last; raises if the body breaks off.
+    """
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], budget: BodyBudget, limit_bytes: int, tenant: int | None = None
+        self,
+        read: Callable[[], Awaitable[bytes | None]],
+        budget: BodyBudget,
+        limit_bytes: int,
+        tenant: int | None = None,
     ) -> None:
         super().__init__(budget, limit_bytes, tenant)
-        self._chunks = chunks
+        self._read = read
 
-    async def read(self, timeout_s: float, declared: int | None = None) -> bytes:
+    async def read(self, timeout_s: float) -> bytes:
         """Return the whole body, which must arrive in `timeout_s`; raise as `hold` does.
 
-        With a Content-Length (`declared`) empty chunks are ignored: over HTTP/2 a complete body often ends in an empty
-        frame, as does one that broke off. The server reports a disconnect as the end of the body.
-
         Raises:
-            RequestTimeout: it did not arrive in time, is shorter than declared, or has no length and may have broken
-                off.
+            RequestTimeout: it did not arrive in time, or broke off.
         """
         whole = io.BytesIO()  # grows in place and hands over its buffer: joining parts would copy everything at once
         try:
             async with asyncio.timeout(timeout_s):
-                while (chunk := await _step(self._chunks)) is not None:
-                    if not chunk and declared is None:
-                        if await _step(self._chunks) is not None:
-                            # RSGI sends another chunk after the empty one if the body broke off or has trailers.
-                            raise RequestTimeout("the request did not arrive in full, or has unsupported trailers")
-                        break
+                while (chunk := await self._read()) is not None:
                     self.hold(len(chunk))
                     if self._held_bytes <= AT_ONCE_BYTES:
                         whole.write(chunk)
@@ -135,38 +125,7 @@ class BodyReader(BodyMemory):
                         await run_slice(partial(whole.write, chunk))
         except TimeoutError:
             raise RequestTimeout("the request did not arrive in full in time") from None
-        if declared is not None and whole.tell() < declared:
-            raise RequestTimeout("the request did not arrive in full")
         return whole.getvalue()
-
-
-async def linger(chunks: AsyncIterator[bytes], budget: BodyBudget) -> None:
-    """Read and drop the rest of a refused body for a while.
-
-    Closing a connection while its client still sends would discard the reply.
-    """
-    if budget.lingering >= LINGERING:
-        return
-    budget.lingering += 1
-    try:
-        async with asyncio.timeout(LINGER_S):
-            while await _step(chunks):
-                pass
-    except (TimeoutError, RuntimeError):  # the client keeps sending, or has disconnected
-        return
-    finally:
-        budget.lingering -= 1
-
-
-async def _step(chunks: AsyncIterator[bytes]) -> bytes | None:
-    """Return the next chunk, None at the end.
-
-    RSGI's iterator cannot be cancelled in `anext` with a default, nor iterated twice, as ``async for`` would.
-    """
-    try:
-        return await chunks.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 def too_large(limit_bytes: int) -> BodyTooLarge:

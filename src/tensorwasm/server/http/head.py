@@ -12,38 +12,41 @@ import ipaddress
 import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
-from tensorwasm.errors import HostDenied, InvalidArgs, InvalidRequest, MissingTenant, OriginDenied
+from tensorwasm.errors import HostDenied, InvalidArgs, InvalidRequest, MissingTenant, OriginDenied, TensorWasmError
+from tensorwasm.server.connection.request import RequestHead
+from tensorwasm.server.connection.tls import MAX_SUBJECT
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
-from tensorwasm.server.http.routing import Route
+from tensorwasm.server.http.routing import Route, RouteTable
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.buckets import LimitState
-from tensorwasm.tenancy.principal import MAX_TENANT
+from tensorwasm.tenancy.principal import MAX_TENANT, Principal
 
-ONCE: Final = (
-    "host",
-    "authorization",
-    "content-type",
-    "content-encoding",
-    "idempotency-key",
-    "origin",
-    "x-tensorwasm-deadline-ms",
-    "x-tensorwasm-snapshot-hmac-key",
-    "x-tensorwasm-snapshot-require-signature",
-    "x-tensorwasm-as-instance",
+ONCE: Final = frozenset(
+    {
+        "host",
+        "authorization",
+        "content-type",
+        "content-encoding",
+        "idempotency-key",
+        "origin",
+        "x-tensorwasm-deadline-ms",
+        "x-tensorwasm-snapshot-hmac-key",
+        "x-tensorwasm-snapshot-require-signature",
+        "x-tensorwasm-as-instance",
+    }
 )
 """Fields that are refused when repeated: a proxy in front of the server may have acted on the other value. The tenant's
 header is one more, which `admit` refuses with an error kind of its own."""
-
-MAX_SUBJECT: Final = 256
-"""Characters kept of a certificate's subject."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=@+~-]{0,127}", re.ASCII)
 _TRACEPARENT: Final = re.compile(
@@ -57,13 +60,87 @@ _FIELD_NAMES: Final = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z, ]{1,2048}", re.ASC
 _SUBJECT: Final = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"')
 
 
-def check_head(http_version: str, headers: Any) -> None:
-    """Raise `InvalidRequest` if a field of `ONCE` is repeated, or HTTP/1.1 has no Host."""
-    if http_version == "1.1" and "host" not in headers:
+@dataclass(slots=True)
+class HeadPlan:
+    """What follows from a request's head alone, made once for all requests that share one.
+
+    Attributes:
+        error: what is wrong with it; None for nothing.
+        route: that it asks for; None if there is none, and for OPTIONS.
+        params: of the route's path.
+        query: decoded; of repeated names the last value.
+        request_id: the client's name for it; empty if it has none.
+        trace_id: 32 hex digits, or empty.
+        authorization: the credentials, as they came.
+        tenants: values of the tenant's header, of which there may be one.
+        content_type: of the body.
+        content_encoding: of the body.
+        deadline_ms: as the header says; None without one.
+        credential: what `Authenticator.find` knows the credentials by; empty until they were looked at.
+        principal: whose they were when `admitted` was made.
+        admitted: the last admission, which stands for as long as the principal and the tenant's rules do.
+    """
+
+    error: TensorWasmError | None
+    route: Route | None
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    request_id: str
+    trace_id: str
+    authorization: str | None
+    tenants: Sequence[str]
+    content_type: str | None
+    content_encoding: str | None
+    deadline_ms: str | None
+    credential: bytes = b""
+    principal: Principal | None = None
+    admitted: Admitted | None = None
+
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPlan:
+    """Return what follows from a head, errors of `find_route` among it."""
+    fields, query = head.fields, head.query
+    error, route, params = None, None, _NOTHING
+    try:
+        route, params = find_route(head, table, origins)
+    except TensorWasmError as refused:
+        error = refused
+    return HeadPlan(
+        error,
+        route,
+        params,
+        MappingProxyType(dict(parse_qsl(query, keep_blank_values=True))) if query else _NOTHING,
+        own_request_id(fields.get("x-request-id")),
+        trace_id(fields.get("traceparent")),
+        authorization(fields) if head.websocket else fields.get("authorization"),
+        fields.get_all("x-tensorwasm-tenant"),
+        fields.get("content-type"),
+        fields.get("content-encoding"),
+        fields.get("x-tensorwasm-deadline-ms"),
+    )
+
+
+def find_route(head: RequestHead, table: RouteTable, origins: Origins) -> tuple[Route | None, Mapping[str, str]]:
+    """Return the route that a head asks for, none for OPTIONS, and the parameters of its path.
+
+    Raises:
+        InvalidRequest: HTTP/1.1 has no Host, or a field of `ONCE` is repeated.
+        HostDenied: the host is not served.
+        UnknownRoute, WrongMethod: as `RouteTable.match`.
+    """
+    if head.version == "1.1" and "host" not in head.fields:
         raise InvalidRequest("an HTTP/1.1 request needs the header Host")
-    for name in ONCE:
-        if name in headers and len(headers.get_all(name)) > 1:
-            raise InvalidRequest(f"the header {name} is repeated")
+    name = head.fields.repeated(ONCE)
+    if name is not None:
+        raise InvalidRequest(f"the header {name} is repeated")
+    if origins.hosts:
+        origins.check_host(head.host)
+    if head.method == "OPTIONS":
+        return None, _NOTHING
+    return table.match(WEBSOCKET if head.websocket else head.method, head.path)
 
 
 def request_ids() -> Callable[[], str]:
@@ -113,7 +190,7 @@ class Origins:
         return cls(hosts, frozenset(_split(settings.cors_origins)), proxies)
 
     def check_host(self, host: str | None) -> None:
-        """Raise `HostDenied` unless Host, or HTTP/2's ``:authority``, is served, with or without its port."""
+        """Raise `HostDenied` unless Host is served, with or without its port."""
         given = (host or "").lower()
         name = given if given.endswith("]") else given.rsplit(":", 1)[0]
         if self.hosts and given not in self.hosts and name not in self.hosts:
@@ -174,28 +251,36 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
         DatabaseUnavailable: the token cannot be looked up now.
         TensorWasmError: what `Admission.admit` raises.
     """
-    headers = exchange.headers
-    given = headers.get("authorization") if exchange.method != WEBSOCKET else authorization(headers)
-    principal = admission.authenticator.authenticate(given)
+    plan, authenticator = exchange.plan, admission.authenticator
+    if not plan.credential:
+        plan.credential = authenticator.identify(plan.authorization)
+    principal = authenticator.find(plan.credential)
     if principal is None:
         await BECOME_TASK
-        principal = await admission.authenticator.authenticate_slowly(given)
+        principal = await authenticator.authenticate_slowly(plan.authorization)
     exchange.principal = principal
-    named = headers.get_all("x-tensorwasm-tenant")
+    admitted = plan.admitted
+    if admitted is None or plan.principal is not principal or not admission.stands(admitted):
+        tenant = exchange.tenant = _tenant_of(plan.tenants, principal, tenant_required and route.tenant, route)
+        admitted = admission.admit(principal, tenant, route.scope or "", acts=route.tenant or bool(plan.tenants))
+        plan.principal, plan.admitted = principal, admitted
+    exchange.tenant = admitted.tenant
+    standings, refusal = admission.count(principal, admitted)
+    exchange.limits = limit_fields(standings)
+    if refusal is not None:
+        raise refusal
+    return admitted
+
+
+def _tenant_of(named: Sequence[str], principal: Principal, required: bool, route: Route) -> int:  # noqa: FBT001
+    """Return the tenant that a request acts for; raise MissingTenant if that is not clear."""
     if len(named) > 1:
         raise MissingTenant("the header X-TensorWasm-Tenant is repeated")
     if named:
-        tenant = parse_tenant(named[0])
-    elif tenant_required and route.tenant:
+        return parse_tenant(named[0])
+    if required:
         raise MissingTenant("the header X-TensorWasm-Tenant is missing")
-    else:
-        tenant = _usual_tenant(principal.tenants, acts=route.tenant)
-    exchange.tenant = tenant
-
-    def set_limits(standings: Sequence[LimitState]) -> None:
-        exchange.limits = limit_fields(standings)
-
-    return admission.admit(principal, tenant, route.scope or "", set_limits, acts=route.tenant or bool(named))
+    return _usual_tenant(principal.tenants, acts=route.tenant)
 
 
 @lru_cache(4096)

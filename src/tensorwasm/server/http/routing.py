@@ -41,7 +41,7 @@ class HttpRequest:
         tenant: the tenant acted for; the principal covers it.
         params: values of the path's braces.
         query: decoded; of repeated names the last value.
-        headers: RSGI's headers, with a case-insensitive ``get``.
+        headers: of its head, by names in lower case.
         body: decoded as `Route.request`; None without a body.
         request_id: the client's name for this request, else a UUID.
         trace_id: 32 hex digits of the W3C trace context, or empty.
@@ -97,7 +97,7 @@ class StreamEnd:
     """How a streamed body ends.
 
     Attributes:
-        trailers: fields after the body over HTTP/1.1; dropped over other protocols.
+        trailers: fields after the body over HTTP/1.1; dropped over HTTP/1.0.
         whole: False aborts the transfer, so that the client does not take the body for complete.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +19,20 @@ _UNIX: Final = "unix:"
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where the server listens: an IP address (`host`) and a TCP port, or else the path of a Unix socket."""
+    """Where the server listens: an IP address (`host`) and a TCP port, or else the path of a Unix socket; with TLS?"""
 
     host: str = ""
     port: int = 0
     path: str = ""
+    secure: bool = False
 
     @property
     def url(self) -> str:
         """The address as clients write it."""
+        scheme = "https" if self.secure else "http"
         if self.path:
-            return f"http+unix://{self.path}"
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+            return f"{scheme}+unix://{self.path}"
+        return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -76,7 +78,7 @@ def reserve(address: ListenAddress) -> tuple[ListenAddress, socket.socket | None
         holder.bind((address.host, address.port))
     except OSError as error:
         raise InvalidArgs(f"{address.url} cannot be listened on: {error.strerror}") from None
-    return ListenAddress(address.host, holder.getsockname()[1]), holder
+    return replace(address, port=holder.getsockname()[1]), holder
 
 
 def clear(address: ListenAddress) -> None:

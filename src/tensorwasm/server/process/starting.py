@@ -21,6 +21,7 @@ from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageF
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.server.connection.tls import ServerTls
 from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
 from tensorwasm.server.process.supervisor import ServeOptions
@@ -38,7 +39,7 @@ machine."""
 
 
 def run(options: ServeOptions, report: Callable[[], object]) -> None:
-    """Serve until a signal stops it; SIGHUP reopens the audit log. Blocks.
+    """Serve until a signal stops it; SIGHUP reopens the audit log and the certificate. Blocks.
 
     `report` is called when requests are accepted, and on any thread when everything that they need is loaded. An error
     means that the service does not open, or must not be exposed like this.
@@ -49,14 +50,22 @@ def run(options: ServeOptions, report: Callable[[], object]) -> None:
 
 async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     settings = _settings(options)
+    tls = _tls(settings)
+    options = replace(options, address=replace(options.address, secure=tls is not None))
     loading = begin_loading()
     metrics = Metrics([(route.method, route.path) for route in ALL])
     listening = threading.Event()
     notice = partial(_report_listening, options, report, listening)
-    service = await _open(settings, metrics, options, notice)
+    service = await _open(settings, metrics, options, notice, tls)
     if service is None:
         return
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.audit.reopen)
+
+    def reopen() -> None:
+        service.audit.reopen()
+        if tls is not None:
+            tls.reload()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
 
     def announce() -> None:
         if service.first_token is not None:
@@ -85,7 +94,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
         if warning:
             sys.stderr.write(f"warning: {warning}\n")
         service.readiness.load(load)
-        await serve(service, options.address, max_body_bytes=options.max_body_bytes, ready=announce)
+        await serve(service, options.address, max_body_bytes=options.max_body_bytes, ready=announce, tls=tls)
     finally:
         await service.close()
 
@@ -104,6 +113,12 @@ def _settings(options: ServeOptions) -> ServiceSettings:
     return settings
 
 
+def _tls(settings: ServiceSettings) -> ServerTls | None:
+    if settings.tls_cert or settings.tls_key or settings.tls_client_ca:
+        return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return None
+
+
 def _report_listening(options: ServeOptions, report: Callable[[], object], listening: threading.Event) -> None:
     """Report that requests are accepted, on standard output and then to the parent, unless `listening` is set; set it.
 
@@ -118,7 +133,11 @@ def _report_listening(options: ServeOptions, report: Callable[[], object], liste
 
 
 async def _open(
-    settings: ServiceSettings, metrics: Metrics, options: ServeOptions, notice: Callable[[], None]
+    settings: ServiceSettings,
+    metrics: Metrics,
+    options: ServeOptions,
+    notice: Callable[[], None],
+    tls: ServerTls | None,
 ) -> Service | None:
     """Return the service, once its data folder has enough space; None if a signal stops it earlier."""
     folder = folder_of(settings.data)
@@ -137,4 +156,4 @@ async def _open(
         return service
     full = StorageFull("the data folder cannot be written, or has less room than its reserve")
     _log.warning("%s: not ready until it has more", full.message)
-    return await serve_degraded(full, options.address, attempt, notice)
+    return await serve_degraded(full, options.address, attempt, notice, tls)

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self, cast
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
 from tensorwasm.server.http.bodies import BodyBudget
@@ -22,10 +25,17 @@ from tensorwasm.server.http.decoding import JsonDecoder
 from tensorwasm.server.http.results import require_success
 from tensorwasm.server.http.routing import HttpRequest
 from tensorwasm.server.http.schemas import SocketMessage, encode
-from tensorwasm.server.streaming.connection import STALL_S, Connection
 from tensorwasm.server.streaming.streamed_call import StreamFailure, encode_outcome, hold_stream
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import MIB
+
+if TYPE_CHECKING:
+    from websockets.frames import Frame
+    from websockets.http11 import Request
+    from websockets.server import ServerProtocol
+
+    from tensorwasm.server.connection.connection import HttpConnection
+    from tensorwasm.server.connection.request import WireRequest
 
 MakeCall = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
@@ -33,7 +43,11 @@ SUBPROTOCOL: Final = "tensorwasm.v1"
 """Chosen if the client offers it; browsers close a connection on which none of theirs was chosen."""
 
 _BEARER: Final = "bearer."
-_CLOSE: Final = 0
+_TEXT, _BINARY, _CLOSE = 1, 2, 8
+_NORMAL: Final = 1000
+
+MAX_MESSAGE_BYTES: Final = 64 * MIB
+"""Longest message; what a call's input may be is a setting."""
 
 IDLE_S: Final = 300.0
 """Seconds without a message after which an idle socket is closed."""
@@ -64,66 +78,112 @@ def offered(headers: Any) -> list[str]:
 class WebSocket:
     """An accepted WebSocket. One coroutine may receive while another one sends.
 
-    The connection beneath it is closed with it. The client must take what one `send` sends in `stall_s` seconds.
+    The client must take what one `send` sends before `tensorwasm.server.connection.listener.STALL_S` are over.
 
     Attributes:
         budget: memory for received messages, shared with all other requests.
     """
 
-    def __init__(
-        self, protocol: Any, transport: Any, connection: Connection | None, budget: BodyBudget, stall_s: float = STALL_S
-    ) -> None:
-        self._protocol = protocol
-        self._transport = transport
-        self._connection = connection
-        self._stall_s = stall_s
+    def __init__(self, protocol: ServerProtocol, connection: HttpConnection, budget: BodyBudget) -> None:
+        """Take over a connection whose handshake was made; see `accept`."""
         self.budget = budget
+        self._protocol, self._connection = protocol, connection
+        self._messages: deque[str | bytes] = deque()
+        self._parts: list[bytes] = []
+        self._is_text = self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+        self._flush()
+        connection.pass_on(self._take)
 
     @classmethod
-    async def accept(cls, scope: Any, protocol: Any, budget: BodyBudget) -> Self:
-        """Accept a WebSocket that RSGI has not replied to, with the subprotocol if the client offers it.
+    def accept(cls, wire: WireRequest, budget: BodyBudget) -> Self:
+        """Accept a WebSocket, with the subprotocol if the client offers it.
 
         Raises:
-            InvalidRequest: the client has disconnected.
+            InvalidRequest: the handshake is none.
         """
-        connection = await Connection.find(scope.client, scope.server)
-        if connection is not None and SUBPROTOCOL in offered(scope.headers):
-            # The server's own head, which cannot have a subprotocol, becomes the end of this one: its first line is the
-            # value of a field, and the fields after it are fields.
-            await connection.send(
-                b"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Protocol: %b\r\nX-Accepted: " % SUBPROTOCOL.encode()
-            )
-        try:
-            return cls(protocol, await protocol.accept(), connection, budget)
-        except Exception:  # noqa: BLE001 - any error of the server means that the client has disconnected
-            if connection is not None:
-                connection.close()
-            raise InvalidRequest("the client has disconnected") from None
+        from websockets.server import ServerProtocol  # noqa: PLC0415 - most servers never need it
+
+        protocol = ServerProtocol(select_subprotocol=_select, max_size=MAX_MESSAGE_BYTES)
+        head = "".join(f"{name}: {value}\r\n" for name, value in wire.head.fields.pairs())
+        protocol.receive_data(f"GET / HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
+        asked = protocol.events_received()
+        if not asked:
+            raise InvalidRequest("the request is no WebSocket handshake")
+        response = protocol.accept(cast("Request", asked[0]))
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            raise InvalidRequest("the request is no WebSocket handshake")
+        protocol.send_response(response)
+        return cls(protocol, wire.take_over(), budget)
 
     async def receive(self) -> str | bytes | None:
         """Return the next message, None once the client has closed or disconnected."""
-        try:
-            message = await self._transport.receive()
-        except Exception:  # noqa: BLE001 - any error of the server means that nothing follows
-            return None
-        return None if message.kind == _CLOSE else cast("str | bytes", message.data)
+        while not self._messages:
+            if self._ended or self._connection.closed:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message = self._messages.popleft()
+        self._connection.read_on()
+        return message
 
     async def send(self, message: str | bytes) -> bool:
         """Send a message, waiting while the client is slow; return False if it disconnected or does not take it."""
-        send = self._transport.send_bytes if isinstance(message, bytes) else self._transport.send_str
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await send(message)
-        except Exception:  # noqa: BLE001 - likewise
+        if self._ended or self._connection.closed:
             return False
-        return True
+        if isinstance(message, bytes):
+            self._protocol.send_binary(message)
+        else:
+            self._protocol.send_text(message.encode())
+        self._flush()
+        return await self._connection.drain()
 
     def close(self) -> None:
         """Close it."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._protocol.close()
+        if not self._ended and not self._connection.closed:
+            self._ended = True
+            with suppress(Exception):  # it is closing already
+                self._protocol.send_close(_NORMAL)
+            self._flush()
+        self._connection.close()
+
+    def _take(self, data: bytes) -> None:
+        """Take what came; nothing where the connection has ended."""
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._ended = True
+        for frame in self._protocol.events_received():
+            self._take_frame(cast("Frame", frame))
+        self._flush()
+        if self._messages:
+            self._connection.read_no_further()
+        if self._reader is not None and not self._reader.done() and (self._messages or self._ended):
+            self._reader.set_result(None)
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode in {_TEXT, _BINARY}:
+            self._is_text, self._parts = frame.opcode == _TEXT, []
+        elif frame.opcode == _CLOSE:
+            self._ended = True
+        if frame.opcode > _BINARY:
+            return
+        self._parts.append(bytes(frame.data))
+        if frame.fin:
+            whole, self._parts = b"".join(self._parts), []
+            self._messages.append(whole.decode(errors="replace") if self._is_text else whole)
+
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                self._connection.write(data)
+            else:  # the protocol has ended
+                self._ended = True
+                self._connection.close()
+
+
+def _select(_protocol: object, offers: Sequence[str]) -> Any:
+    return SUBPROTOCOL if SUBPROTOCOL in offers else None
 
 
 class SocketCalls:

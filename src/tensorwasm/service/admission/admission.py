@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -131,42 +131,39 @@ class Admission:
         self._policies, self._default = identities.policies, identities.default_policy
         self._limiter = limiter
 
-    def admit(
-        self,
-        principal: Principal,
-        tenant: int,
-        scope: str,
-        report: Callable[[tuple[LimitState, ...]], object],
-        *,
-        acts: bool,
-    ) -> Admitted:
-        """Admit a request, or a message on a WebSocket.
+    def admit(self, principal: Principal, tenant: int, scope: str, *, acts: bool) -> Admitted:
+        """Admit calls of a principal, each of which has to be counted before it is made.
 
         Args:
             principal: the caller.
             tenant: is charged.
             scope: required of the principal.
-            report: called with the state of the rate limits, also before RateLimited is raised.
             acts: whether the call acts for the tenant, which the principal must then cover.
 
         Raises:
             TenantScopeDenied: the principal does not cover the tenant, or the tenant is disabled.
             ScopeDenied: the principal lacks the scope.
-            RateLimited: too many requests.
         """
         principal.require(scope, tenant if acts else None)
         policy = self._policies.get(tenant, self._default)
         if acts and policy.disabled:
             raise TenantScopeDenied(DISABLED)
-        qps = policy.quotas.get("qps")
-        burst = 0 if qps is None else policy.quotas.get("burst", qps)
-        if qps == 0 and "burst" not in policy.quotas:
-            raise RateLimited("too many requests", retry_after_s(math.inf))  # no burst, and no refill
-        wait_s = self._limiter.take(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
-        report(self._limiter.standing(principal.id, tenant, qps or 0, burst))
-        if wait_s:
-            raise RateLimited("too many requests", retry_after_s(wait_s))
         return Admitted(tenant, policy, self.quotas, self.instances)
+
+    def stands(self, admitted: Admitted) -> bool:
+        """Return whether a tenant's rules are what they were when its calls were admitted."""
+        return self._policies.get(admitted.tenant, self._default) is admitted.policy
+
+    def count(self, principal: Principal, admitted: Admitted) -> tuple[tuple[LimitState, ...], RateLimited | None]:
+        """Count a call; return the state of its rate limits, and why it may not be made."""
+        tenant, quotas = admitted.tenant, admitted.policy.quotas
+        qps = quotas.get("qps")
+        burst = 0 if qps is None else quotas.get("burst", qps)
+        if qps == 0 and "burst" not in quotas:
+            return (), RateLimited("too many requests", retry_after_s(math.inf))  # no burst, and no refill
+        wait_s = self._limiter.take(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
+        standing = self._limiter.standing(principal.id, tenant, qps or 0, burst)
+        return standing, RateLimited("too many requests", retry_after_s(wait_s)) if wait_s else None
 
     def admit_tenant(self, tenant: int) -> Admitted:
         """Admit an attempt of a job that was admitted when submitted; TenantScopeDenied for a disabled tenant."""

@@ -138,7 +138,8 @@ class InstanceQueue:
     def release(self, tenant: int, hold: QuotaHold) -> None:
         """Release what an instance held, and serve the waiting calls."""
         self._release(tenant, hold)
-        self._serve()
+        if self._waiting:
+            self._serve()
 
     def begin(self, tenant: int) -> None:
         """Count a running guest that holds its memory elsewhere and will release some: that of a session."""
@@ -229,8 +230,8 @@ class InstanceQueue:
 
     def _release(self, tenant: int, hold: QuotaHold) -> None:
         self._passed.pop(id(hold), None)
-        hold.release()
         self._count_off(tenant)
+        hold.release()
 
     def _count_off(self, tenant: int) -> None:
         self._running[tenant] -= 1

@@ -78,20 +78,21 @@ def options_for(resolved: Resolved, request: InvocationRequest, deadline: Deadli
 
 def worker_request(resolved: Resolved, request: InvocationRequest, deadline: Deadline, policy: TenantPolicy) -> Request:
     """Return the request in the form that worker processes take."""
+    options = resolved.options
     return Request(
         module=resolved.module,
         export=request.export,
         args=tuple(request.args),
         name=resolved.record.name,
         argv=request.argv,
-        env=tuple((dict(resolved.options.env) | dict(request.env)).items()),
+        env=tuple((dict(options.env) | dict(request.env)).items()),
         stdin=request.stdin,
         input=request.input,
         grants=_DEVICE,
         tenant=resolved.tenant,
         limits=resolved.limits,
         deadline_s=deadline.remaining_s(),
-        memory_kind=resolved.options.memory_kind,
+        memory_kind=options.memory_kind,
         gpu_bytes=policy.quotas.get("gpu_bytes"),
         weight=policy.weight,
     )

@@ -12,16 +12,22 @@ from tensorwasm.errors import (
     InvalidRequest,
     RequestTimeout,
 )
-from tensorwasm.server.http import bodies
 from tensorwasm.server.http.bodies import BodyBudget, BodyReader, declared_bytes
 
 
-async def chunks(*parts):
-    for part in parts:
-        if isinstance(part, asyncio.Event):
-            await part.wait()
-        else:
-            yield part
+def coming(*parts):
+    """Return what reads a body that comes in parts; an event is waited for, an error ends it."""
+    left = list(parts)
+
+    async def read():
+        if left and isinstance(left[0], asyncio.Event):
+            await left.pop(0).wait()
+        part = left.pop(0) if left else None
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    return read
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=20), st.integers(0, 600))
@@ -29,7 +35,7 @@ def test_a_body_within_the_limit_is_read_and_its_memory_returned(parts, limit):
     whole, budget = b"".join(parts), BodyBudget(1000)
 
     async def read():
-        reader = BodyReader(chunks(*parts, b""), budget, limit)
+        reader = BodyReader(coming(*parts), budget, limit)
         try:
             return await reader.read(30)
         finally:
@@ -45,31 +51,29 @@ def test_a_body_within_the_limit_is_read_and_its_memory_returned(parts, limit):
 
 @pytest.mark.parametrize("came", [(), (b"x",), (b"x", b"y")])
 def test_a_body_that_breaks_off_is_refused(came):
-    """RSGI gives an empty chunk for what broke off, and then another: after a real end there is none."""
     with pytest.raises(RequestTimeout):
-        asyncio.run(BodyReader(chunks(*came, b"", b""), BodyBudget(), 100).read(30))
+        asyncio.run(BodyReader(coming(*came, RequestTimeout("broken off")), BodyBudget(), 100).read(30))
 
 
 def test_a_body_over_the_limit_is_read_no_further():
     taken = []
 
-    async def endless():
-        while True:
-            taken.append(1)
-            yield b"x" * 100
+    async def read():
+        taken.append(1)
+        return b"x" * 100
 
     with pytest.raises(BodyTooLarge):
-        asyncio.run(BodyReader(endless(), BodyBudget(), 1000).read(30))
+        asyncio.run(BodyReader(read, BodyBudget(), 1000).read(30))
     assert len(taken) == 11
 
 
 def test_the_memory_of_all_bodies_is_bounded():
     async def fill():
         budget, held = BodyBudget(1000), asyncio.Event()
-        first = BodyReader(chunks(b"x" * 900, held, b""), budget, 2000)
+        first = BodyReader(coming(b"x" * 900, held), budget, 2000)
         reading = asyncio.ensure_future(first.read(30))
         await asyncio.sleep(0)
-        second = BodyReader(chunks(b"y" * 200, b""), budget, 2000)
+        second = BodyReader(coming(b"y" * 200), budget, 2000)
         with pytest.raises(CapacityExhausted):
             await second.read(30)
         second.close()
@@ -98,25 +102,7 @@ def test_no_tenant_gets_more_memory_than_it_leaves_for_others():
 
 def test_a_body_that_does_not_arrive_times_out():
     with pytest.raises(RequestTimeout):
-        asyncio.run(BodyReader(chunks(b"x", asyncio.Event()), BodyBudget(), 100).read(0.001))
-
-
-def test_the_rest_of_a_refused_body_is_dropped_and_bounded(monkeypatch):
-    monkeypatch.setattr(bodies, "LINGER_S", 0.001)
-    budget, taken = BodyBudget(), []
-
-    async def parts():
-        for each in range(5):
-            taken.append(each)
-            yield b"x"
-
-    asyncio.run(bodies.linger(parts(), budget))
-    assert len(taken) == 5
-    asyncio.run(bodies.linger(chunks(asyncio.Event()), budget))
-    assert budget.lingering == 0
-    budget.lingering = bodies.LINGERING
-    asyncio.run(bodies.linger(parts(), budget))
-    assert len(taken) == 5
+        asyncio.run(BodyReader(coming(b"x", asyncio.Event()), BodyBudget(), 100).read(0.001))
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "٣", " 1", "0x10", "9" * 30])
@@ -129,19 +115,3 @@ def test_a_content_length_is_parsed():
     assert declared_bytes(None) is None
     assert declared_bytes("0") == 0
     assert declared_bytes("67108865") == 67108865
-
-
-@pytest.mark.parametrize("parts", [(b"abc", b"", b""), (b"a", b"", b"bc", b"", b""), (b"abc", b"")])
-def test_a_body_of_its_declared_length_is_complete_whatever_empty_frames_it_has(parts):
-    """Over HTTP/2 the last frame is often an empty one: the same empty chunks as of a body that broke off."""
-    assert asyncio.run(BodyReader(chunks(*parts), BodyBudget(), 100).read(30, declared=3)) == b"abc"
-
-
-def test_a_body_that_broke_off_is_shorter_than_it_declared():
-    with pytest.raises(RequestTimeout):
-        asyncio.run(BodyReader(chunks(b"ab", b"", b""), BodyBudget(), 100).read(30, declared=3))
-
-
-def test_without_a_declared_length_a_second_empty_chunk_is_refused():
-    with pytest.raises(RequestTimeout):
-        asyncio.run(BodyReader(chunks(b"abc", b"", b""), BodyBudget(), 100).read(30))

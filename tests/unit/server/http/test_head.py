@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes.rsgi import SentHeaders
+from fakes.wire import SentHeaders
 from tensorwasm.errors import HostDenied, InvalidArgs, OriginDenied
 from tensorwasm.server.http.head import Origins, request_ids, trace_id
 from tensorwasm.settings.service import ServiceSettings

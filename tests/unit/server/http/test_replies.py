@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.applications import ALPHA, BETA, bearer
-from fakes.rsgi import ask
 from fakes.services import ADD
+from fakes.wire import ask
 from tensorwasm.errors import BodyTooLarge, InvalidRequest
 from tensorwasm.server.http.bodies import BodyBudget, BodyMemory, too_large
 from tensorwasm.server.http.replies import GZIP_BYTES, UnknownCoding, accepts_gzip, deflate, inflate, is_gzip

@@ -13,8 +13,8 @@ import pytest
 from wasmtime import wat2wasm
 
 from fakes.applications import ALPHA, BETA, bearer
-from fakes.rsgi import ask
 from fakes.services import ADD, GUEST, SUB
+from fakes.wire import ask
 from tensorwasm import settings
 from tensorwasm.guest.engine.traps import SourceLines
 

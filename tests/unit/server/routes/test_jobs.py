@@ -9,8 +9,8 @@ from sqlalchemy import select
 from wasmtime import wat2wasm
 
 from fakes.applications import ALPHA, ANY, bearer
-from fakes.rsgi import ask
 from fakes.services import ADD, GUEST, START, until
+from fakes.wire import ask
 from tensorwasm.database.schema import JOBS
 from tensorwasm.errors import QuotaExceeded
 from tensorwasm.tenancy.quotas import TenantPolicy

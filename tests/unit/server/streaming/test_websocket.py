@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
 
 from fakes.services import until
 from fakes.streaming import FUNCTION, FakeInvocations, FakeSocket, FakeStream, fake_call
+from fakes.transport import FakeClient
+from fakes.wire import FakeWire
 from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidRequest, NotFound, RateLimited
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.routes.invocations import read_message
@@ -42,53 +45,118 @@ def test_subprotocols_are_separated_by_commas():
     assert offered({"sec-websocket-protocol": " a,b ,, c"}) == ["a", "b", "c"]
 
 
-class Transport:
-    def __init__(self, *messages):
-        self.messages = list(messages)
-
-    async def receive(self):
-        if not self.messages:
-            raise RuntimeError("closed")
-        return self.messages.pop(0)
-
-    async def send_bytes(self, data):
-        raise RuntimeError("closed")
-
-    async def send_str(self, data):
-        await asyncio.Event().wait()
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
+ASKED = (
+    "GET /x HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\n"
+)
 
 
-def message(kind, data=None):
-    return SimpleNamespace(kind=kind, data=data)
+class SocketClient:
+    """A client of a WebSocket, without a network."""
+
+    def __init__(self, *fields, behind=b""):
+        self.requests = []
+        self.client = FakeClient(self.requests.append)
+        lines = "".join(f"{field}\r\n" for field in fields)
+        self.client.send(f"{ASKED}{lines}\r\n".encode() + behind)
+        self.budget = BodyBudget()
+
+    def accept(self):
+        socket = WebSocket.accept(self.requests[0], self.budget)
+        self.head, _, self.client.transport.sent = self.client.transport.sent.partition(b"\r\n\r\n")
+        return socket
+
+    def say(self, *messages, end=False):
+        """Send messages, each masked as a client's are."""
+        data = b""
+        for message in messages:
+            opcode = 1 if isinstance(message, str) else 2
+            data += self._frame(opcode, message.encode() if isinstance(message, str) else message)
+        if end:
+            data += self._frame(8, b"\x03\xe8")
+        self.client.send(data)
+
+    def _frame(self, opcode, payload):
+        return Frame(Opcode(opcode), payload).serialize(mask=True)
 
 
 def test_messages_end_with_the_clients_last():
     async def story():
-        socket = WebSocket(None, Transport(message(1, b"a"), message(2, "b"), message(0)), None, BodyBudget())
+        client = SocketClient("Sec-WebSocket-Protocol: other, tensorwasm.v1")
+        socket = client.accept()
+        assert client.head.startswith(b"HTTP/1.1 101 ")
+        assert b"Sec-WebSocket-Protocol: tensorwasm.v1" in client.head
+        client.say(b"a", "b", end=True)
         assert [await socket.receive() for _ in range(4)] == [b"a", "b", None, None]
+        assert not await socket.send("c")
+        socket.close()
+        assert client.client.transport.closed
 
     asyncio.run(story())
 
 
-def test_a_stalled_or_disconnected_client_is_sent_nothing():
+def test_what_came_with_the_handshake_is_received():
     async def story():
-        socket = WebSocket(None, Transport(), None, BodyBudget(), stall_s=0.01)
+        first = Frame(Opcode.BINARY, b"early").serialize(mask=True)
+        socket = SocketClient(behind=first).accept()
+        assert await socket.receive() == b"early"
+
+    asyncio.run(story())
+
+
+def test_a_subprotocol_that_was_not_offered_is_not_chosen():
+    async def story():
+        client = SocketClient("Sec-WebSocket-Protocol: other")
+        client.accept()
+        assert b"Sec-WebSocket-Protocol" not in client.head
+
+    asyncio.run(story())
+
+
+def test_messages_are_read_no_faster_than_they_are_received():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.say(b"a")
+        assert not client.client.transport.reading
+        assert await socket.receive() == b"a"
+        assert client.client.transport.reading
+
+    asyncio.run(story())
+
+
+def test_a_disconnected_client_is_sent_nothing():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        waiting = asyncio.ensure_future(socket.receive())
+        await asyncio.sleep(0)
+        client.client.transport.close()
+        assert await waiting is None
         assert not await socket.send(b"a")
-        assert not await socket.send("a")
+        socket.close()
 
     asyncio.run(story())
 
 
-def test_a_disconnect_before_acceptance_is_no_bug():
+def test_a_message_that_is_too_long_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(websocket, "MAX_MESSAGE_BYTES", 100)
+
     async def story():
-        async def accept():
-            raise RuntimeError("closed")
-
-        scope = SimpleNamespace(client="127.0.0.1:1", server="127.0.0.1:2", headers={})
-        with pytest.raises(InvalidRequest):
-            await WebSocket.accept(scope, SimpleNamespace(accept=accept), BodyBudget())
+        client = SocketClient()
+        socket = client.accept()
+        client.say(b"x" * 101)
+        assert await socket.receive() is None
+        assert client.client.transport.closed
 
     asyncio.run(story())
+
+
+def test_a_handshake_that_is_none_is_refused():
+    wire = FakeWire("WS", "/x", headers={"host": "x", "upgrade": "websocket", "connection": "Upgrade"})
+    with pytest.raises(InvalidRequest):
+        WebSocket.accept(wire, BodyBudget())
 
 
 DONE = {"done": {"status": "ok", "function_id": FUNCTION, "result": [7]}}

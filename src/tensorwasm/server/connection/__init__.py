@@ -1,0 +1,1 @@
+"""HTTP/1.1 on a connection: requests as they arrive, and answers as they leave."""

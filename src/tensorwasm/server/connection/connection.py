@@ -1,0 +1,394 @@
+"""`HttpConnection`: one connection of HTTP/1.1: its requests one after the other, answered in order.
+
+What comes is read no further while too many requests wait for their turn, or too much of a body waits for its reader.
+
+Source: RFC 9112 9.3 (persistence), 9.3.2 (pipelining), 9.6 (tear-down).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tensorwasm.errors import InvalidRequest, RequestTimeout, TensorWasmError
+from tensorwasm.server.connection.fields import write_head
+from tensorwasm.server.connection.parser import MAX_HEAD_BYTES, RequestParser
+from tensorwasm.server.connection.request import RequestHead, WireRequest, broken_off
+from tensorwasm.server.connection.tls import subject_of
+
+if TYPE_CHECKING:
+    from tensorwasm.server.connection.listener import Listener
+
+MOST_QUEUED: Final = 64
+"""Requests that wait for their turn on one connection, past which it is read no further."""
+
+MAX_KNOWN_BYTES: Final = 2 << 10
+MOST_KNOWN: Final = 1024
+"""Heads that are kept so that they need not be parsed again, and how long each may be."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+_AT_ONCE: Final = 16
+"""Requests of one connection that are begun before other connections have their turn."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection. Made by its listener, which it tells what it waits for.
+
+    Attributes:
+        client: the peer's address without its port; empty on a Unix socket.
+        certificate: whom its certificate names; empty without one.
+        closed: whether nothing can be sent any more.
+        left: whether the client has left: it may have ended only its own side.
+        keeping: whether it may stay open behind the next answer.
+        receive: takes what comes instead of HTTP, once a request has taken the connection over.
+    """
+
+    __slots__ = (
+        "_advancing",
+        "_current",
+        "_dropped_bytes",
+        "_lingering",
+        "_listener",
+        "_output",
+        "_parser",
+        "_reading",
+        "_requests",
+        "_stalled",
+        "_transport",
+        "_turning",
+        "_waiters",
+        "certificate",
+        "client",
+        "closed",
+        "keeping",
+        "left",
+        "receive",
+    )
+
+    def __init__(self, listener: Listener) -> None:
+        """Wait for a client."""
+        self._listener = listener
+        self._parser = RequestParser(self)
+        self._transport: Any = None
+        self.client = self.certificate = ""
+        self.closed = self.left = False
+        self.keeping = listener.keeping
+        self.receive: Callable[[bytes], None] | None = None
+        self._requests: deque[WireRequest] = deque()
+        self._current: WireRequest | None = None
+        self._dropped_bytes = 0
+        self._reading, self._stalled, self._lingering = True, False, False
+        self._advancing = self._turning = False
+        self._output: list[bytes] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # --------------------------------------------------------------------------------------------- asyncio's calls
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin; called by the event loop, as all of these."""
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.client = peer[0] if isinstance(peer, tuple) else ""
+        tls = self._listener.tls
+        if tls is not None and tls.mutual:
+            self.certificate = subject_of(transport)
+        if not self._listener.admit(self):
+            transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Let everything go that waits for the client."""
+        self.closed = self.left = True
+        self._listener.forget(self)
+        for request in (self._current, *self._requests):
+            if request is not None:
+                if not request.ended:
+                    request.break_off(broken_off())
+                request.leave()
+        self._requests.clear()
+        self._wake()
+        if self.receive is not None:
+            self.receive(b"")
+
+    def eof_received(self) -> bool:
+        """Take the end of what the client sends; return whether it may still get an answer."""
+        if self.receive is not None or self._lingering:
+            return False
+        request = self._parser.incoming
+        if request is not None:
+            self._parser.stop()
+            self._cut(request, broken_off())
+            return not self._is_tls()
+        if self._current is None or self._is_tls():
+            return False
+        self.keeping, self.left = False, True
+        self._current.leave()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self.receive is not None:
+            self.receive(data)
+            return
+        if self._lingering:
+            self._dropped_bytes += len(data)
+            if self._parser.refusal and self._dropped_bytes > MAX_HEAD_BYTES:
+                self._transport.abort()
+            return
+        parser = self._parser
+        alone = parser.between and self._current is None and not self._requests and not self._stalled
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END) if alone and not parser.ended else 0
+        if end >= len(_HEAD_END):
+            head = self._listener.known.get(data[:end])
+            if head is not None and head.body_bytes == len(data) - end:
+                self._begin_known(head, data[end:])
+                return
+        self._output = []
+        try:
+            self._feed(data)
+            if end >= len(_HEAD_END) and len(self._requests) == 1:
+                self._note_seen(self._requests[0], data, end)
+            self._advance()
+        finally:
+            self._flush()
+
+    def pause_writing(self) -> None:
+        """Note that the client is slow."""
+        self._stalled = True
+        self._listener.stalled.begin(self)
+
+    def resume_writing(self) -> None:
+        """Note that it has taken what waited."""
+        self._stalled = False
+        self._listener.stalled.end(self)
+        self._wake()
+        self._advance()
+
+    # ---------------------------------------------------------------------------------------------- known heads
+
+    def _begin_known(self, head: RequestHead, body: bytes) -> None:
+        """Begin with a request whose head need not be parsed: one with the same bytes was, between two messages too."""
+        self._current = request = WireRequest(self, head, body)
+        self._listener.heads.end(self)
+        self._output = []
+        try:
+            self._listener.begin(request)
+        finally:
+            if self._output:
+                self._flush()
+            self._output = None
+
+    def _note_seen(self, request: WireRequest, data: bytes, end: int) -> None:
+        """Note the bytes of a head, if what has come is that request and nothing else."""
+        head = request.head
+        if request.ended and request.keeps and not request.continues and head.body_bytes == len(data) - end:
+            request.seen = data[:end]
+
+    def know(self, seen: bytes, head: RequestHead) -> None:
+        """Have requests that begin with the same bytes share a head; called once one of them was answered."""
+        known = self._listener.known
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[seen] = head
+
+    # ------------------------------------------------------------------------------------------ the parser's calls
+
+    def begin_head(self) -> None:
+        """Note that a head begins to come."""
+        heads = self._listener.heads
+        heads.end(self)  # where it was idle so far
+        heads.begin(self)
+
+    def enqueue(self, request: WireRequest) -> None:
+        """Take a request, whose head has come."""
+        self._requests.append(request)
+
+    # ------------------------------------------------------------------------------------------- what has come
+
+    def _feed(self, data: bytes) -> None:
+        """Have data parsed."""
+        self._parser.feed(data)
+        if self._parser.refusal:
+            self._refuse_rest()
+        elif self._parser.ended or len(self._requests) > MOST_QUEUED:
+            self.read_no_further()
+
+    def _refuse_rest(self) -> None:
+        """Note that nothing can be read any more; what came before is still answered."""
+        request = self._parser.stop()
+        if request is not None:
+            self._parser.refusal = 0  # its answer is the last one
+            self._cut(request, InvalidRequest("the body is malformed"))
+
+    def _cut(self, request: WireRequest, error: TensorWasmError) -> None:
+        """End a request whose body does not come in whole any more."""
+        request.keeps = False
+        request.break_off(error)
+        if request is not self._current:
+            self._advance()
+
+    def time_out(self) -> None:
+        """Answer the request whose short body has not come in time."""
+        request = self._parser.incoming
+        if request is not None and request is not self._current:
+            self._parser.stop()
+            self._cut(request, RequestTimeout("the request did not come in whole in time"))
+
+    # ------------------------------------------------------------------------------------------ turns of requests
+
+    def _advance(self) -> None:
+        """Begin the requests whose turn it is, until one has to be waited for."""
+        if self._advancing or self._turning:
+            return
+        self._advancing, left = True, _AT_ONCE
+        try:
+            while self._current is None and self._requests and not self._stalled and not self.closed:
+                request = self._requests[0]
+                if not (request.ended or request.long or request.broken is not None):
+                    if request.continues:
+                        request.send_continue()
+                    self._listener.bodies.begin(self)
+                    break
+                if not left:
+                    self._turning = True
+                    asyncio.get_running_loop().call_soon(self._turn)
+                    return
+                left -= 1
+                self._requests.popleft()
+                self._current = request
+                self._listener.heads.end(self)
+                self._listener.bodies.end(self)
+                self._listener.begin(request)
+                if not self._reading and len(self._requests) <= MOST_QUEUED // 2:
+                    self.read_on()
+            if self._current is None and not self._requests and not self.closed:
+                self._rest()
+        finally:
+            self._advancing = False
+
+    def _turn(self) -> None:
+        self._turning = False
+        if not self.closed:
+            self._output = [] if self._output is None else self._output
+            try:
+                self._advance()
+            finally:
+                self._flush()
+
+    def _rest(self) -> None:
+        """Wait for the next request, or refuse what was none."""
+        if self._parser.refusal:
+            self.keeping = False
+            if not self._lingering:
+                self.write(write_head(self._parser.refusal, (), b"content-length: 0\r\nconnection: close\r\n"))
+                self._linger()
+        elif self._parser.ended and self.receive is None and not self._lingering:
+            self._linger()
+
+    def finish(self, request: WireRequest) -> None:
+        """End a request that was answered; called by it."""
+        if self._current is request:
+            self._current = None
+        if not request.keeps or not self.keeping or self.closed:
+            self._requests.clear()
+            self.keeping = False
+            if request.ended and not self._unread():
+                self._flush_now()
+                self._transport.close()
+            else:
+                self._linger()
+            return
+        if not self._requests and not self.closed:
+            self._listener.heads.begin(self)
+        self._advance()
+
+    def _unread(self) -> bool:
+        return self._parser.incoming is not None or self._parser.refusal != 0
+
+    def end_early(self) -> None:
+        """End the connection at once; what was not sent is lost."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection once the client has taken what was written."""
+        self.keeping = False
+        self._flush_now()
+        self._transport.close()
+
+    def rest_idle(self) -> None:
+        """End the connection if no request is under way; otherwise behind the answer."""
+        self.keeping = False
+        if self._current is None and not self._requests and self._parser.incoming is None and self.receive is None:
+            self._transport.close()
+
+    def _linger(self) -> None:
+        """Send no more, and drop what still comes for a while: to close at once would throw the answer away."""
+        self._lingering = True
+        self._flush_now()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if not self._listener.lingering.begin(self):
+            self._transport.close()
+
+    def _is_tls(self) -> bool:
+        return self._listener.tls is not None
+
+    # ------------------------------------------------------------------------------------------ reading, writing
+
+    def read_no_further(self) -> None:
+        """Leave what the client sends with the kernel, until `read_on`."""
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        """Read again what the client sends, if it is known what to do with it."""
+        known = self.receive is not None or not self._parser.ended
+        if known and not self._reading and not self.closed and len(self._requests) <= MOST_QUEUED:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Send data, without waiting for the client."""
+        if self._output is not None:
+            self._output.append(data)
+        elif not self.closed:
+            self._transport.write(data)
+
+    def pass_on(self, receive: Callable[[bytes], None]) -> None:
+        """Give what comes to a function from now on, beginning behind the head that ended HTTP; nothing is its end."""
+        self.receive = receive
+        if self._parser.rest:
+            receive(self._parser.rest)
+            self._parser.rest = b""
+        self.read_on()
+
+    async def drain(self) -> bool:
+        """Wait until the client has taken most of what was written; return False if it has left."""
+        self._flush_now()
+        while self._stalled and not self.closed:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        return not self.closed
+
+    def _flush(self) -> None:
+        output, self._output = self._output, None
+        if output and not self.closed:
+            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
+
+    def _flush_now(self) -> None:
+        if self._output:
+            output, self._output = self._output, []
+            if not self.closed:
+                self._transport.write(b"".join(output))
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

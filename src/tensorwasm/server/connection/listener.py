@@ -1,0 +1,226 @@
+"""`Listener`: the connections of a server, and how long each may wait for what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.server.connection.connection import HttpConnection
+
+if TYPE_CHECKING:
+    from tensorwasm.server.connection.request import RequestHead, WireRequest
+    from tensorwasm.server.connection.tls import ServerTls
+    from tensorwasm.server.process.address import ListenAddress
+
+HEAD_S: Final = 20.0
+"""Time limit of a request's head, and of an idle connection."""
+
+HANDSHAKE_S: Final = 10.0
+"""Time limit of a handshake of TLS."""
+
+STALL_S: Final = 60.0
+"""Time in which a client must take what waits for it: 64 KiB, or one answer."""
+
+LINGER_S: Final = 2.0
+"""How long what still comes is dropped behind the last answer, so that its sender can read that."""
+
+MOST_LINGERING: Final = 64
+SWEEP_S: Final = 1.0
+BACKLOG: Final = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class WaitingConnections:
+    """Connections that wait for one thing, in the order in which they began to.
+
+    Args:
+        limit_s: how long each may.
+        late: called with one that has waited too long, which waits no longer.
+        most: how many may wait.
+    """
+
+    def __init__(self, limit_s: float, late: Callable[[HttpConnection], object], most: int = 1 << 30) -> None:
+        self._limit_s, self._late, self._most = limit_s, late, most
+        self._since: OrderedDict[HttpConnection, float] = OrderedDict()
+        self._clock = asyncio.get_running_loop().time
+
+    def begin(self, connection: HttpConnection) -> bool:
+        """Let one begin to wait, unless it does already; return False if too many do."""
+        since = self._since
+        if connection not in since:
+            if len(since) >= self._most:
+                return False
+            since[connection] = self._clock()
+        return True
+
+    def end(self, connection: HttpConnection) -> None:
+        """Note that it waits no longer, if it did."""
+        self._since.pop(connection, None)
+
+    def sweep(self) -> None:
+        """End the waits that take too long."""
+        latest_s = self._clock() - self._limit_s
+        while self._since:
+            connection, since_s = next(iter(self._since.items()))
+            if since_s > latest_s:
+                break
+            del self._since[connection]
+            self._late(connection)
+
+    def first(self) -> HttpConnection | None:
+        """Return the one that waits for longest."""
+        return next(iter(self._since), None)
+
+
+class Listener:
+    """Takes connections, at most so many. For one event loop.
+
+    Args:
+        begin: begins with a request, whose body has come if it is short.
+        most: connections at a time. One more takes the place of the one that is idle for longest.
+        body_timeout_s: in which a short body must have come.
+        tls: of all connections; None for none.
+
+    Attributes:
+        keeping: whether connections stay open behind an answer.
+        known: heads of requests that were answered, by their bytes.
+        heads: those that wait for a head.
+        bodies: those that wait for a short body.
+        stalled: those whose clients do not take what was written.
+        lingering: those whose last answer was sent, and whose clients still send.
+    """
+
+    def __init__(
+        self, begin: Callable[[WireRequest], None], most: int, body_timeout_s: float, tls: ServerTls | None = None
+    ) -> None:
+        """Take nobody yet."""
+        self.begin, self._most, self.tls = begin, most, tls
+        self.keeping = True
+        self.known: dict[bytes, RequestHead] = {}
+        self._connections: set[HttpConnection] = set()
+        self.heads = WaitingConnections(HEAD_S, HttpConnection.close)
+        self.bodies = WaitingConnections(body_timeout_s, HttpConnection.time_out)
+        self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
+        self.lingering = WaitingConnections(LINGER_S, HttpConnection.end_early, MOST_LINGERING)
+        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._path = ""
+        self._last_left: asyncio.Event | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def listen(self, address: ListenAddress) -> None:
+        """Take connections at an address from now on; raise `OSError` if that is not possible."""
+        listening = self._bind(address)
+        if self.tls is None:
+            loop = asyncio.get_running_loop()
+            create = loop.create_unix_server if address.path else loop.create_server
+            self._server = await create(self._make, sock=listening, backlog=BACKLOG)
+        else:
+            listening.listen(BACKLOG)
+            self._accepting = asyncio.create_task(self._accept(listening, self.tls))
+        self._sweep()
+
+    def _bind(self, address: ListenAddress) -> socket.socket:
+        listening = socket.socket(address.family, socket.SOCK_STREAM)
+        try:
+            listening.setblocking(False)
+            if address.path:
+                masked = os.umask(0o177)  # nobody else's
+                try:
+                    listening.bind(address.path)
+                finally:
+                    os.umask(masked)
+                self._path = address.path
+            else:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listening.bind((address.host, address.port))
+        except OSError:
+            listening.close()
+            raise
+        return listening
+
+    async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
+        """Take connections of TLS. One that shakes hands is none yet for asyncio, but takes a place here."""
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    link, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    _log.warning("a connection is not accepted: %s", error.strerror)
+                    await asyncio.sleep(SWEEP_S)
+                    continue
+                if self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
+                    next(iter(self._handshakes)).cancel()
+                shaking = loop.create_task(self._shake_hands(link, tls))
+                self._handshakes[shaking] = None
+                shaking.add_done_callback(self._handshakes.pop)
+
+    async def _shake_hands(self, link: socket.socket, tls: ServerTls) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # an `ssl.SSLError` is one, too: the client is told by TLS itself
+            await loop.connect_accepted_socket(
+                self._make, link, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=LINGER_S
+            )
+
+    async def close(self, limit_s: float) -> None:
+        """Take no more connections; end those that are idle at once, others behind their answers or after a time."""
+        self.keeping = False
+        if self._server is not None:
+            self._server.close()
+        if self._accepting is not None:
+            for task in (self._accepting, *self._handshakes):
+                task.cancel()
+        self._remove_socket()
+        for connection in list(self._connections):
+            connection.rest_idle()
+        if self._connections:
+            self._last_left = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._last_left.wait(), limit_s)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for connection in list(self._connections):
+            connection.end_early()
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Take a connection in; return False if there is no room for it."""
+        if len(self._connections) >= self._most:
+            idle = self.heads.first()
+            if idle is None:
+                return False
+            self.heads.end(idle)
+            idle.close()
+        self._connections.add(connection)
+        self.heads.begin(connection)
+        return True
+
+    def forget(self, connection: HttpConnection) -> None:
+        """Forget a connection that is closed."""
+        self._connections.discard(connection)
+        if not self._connections and self._last_left is not None:
+            self._last_left.set()
+        for each in (self.heads, self.bodies, self.stalled, self.lingering):
+            each.end(connection)
+
+    def _remove_socket(self) -> None:
+        if self._path:
+            Path(self._path).unlink(missing_ok=True)
+
+    def _make(self) -> HttpConnection:
+        return HttpConnection(self)
+
+    def _sweep(self) -> None:
+        for each in (self.heads, self.bodies, self.stalled, self.lingering):
+            each.sweep()
+        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

@@ -1,0 +1,87 @@
+"""Connections that shake hands take places like all others, and are ended like all others."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+
+from fakes.certificates import Authority
+from tensorwasm.errors import InvalidArgs
+from tensorwasm.server.connection import listener as module
+from tensorwasm.server.connection.listener import Listener
+from tensorwasm.server.connection.tls import ServerTls
+from tensorwasm.server.process.address import ListenAddress
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def serve_hello(wire):
+    wire.answer(200, [("x-certificate", wire.certificate)], b"hello")
+
+
+def run(tmp_path, authority, story, **files):
+    async def listened():
+        listener = Listener(serve_hello, 3, 10.0, ServerTls(str(authority.issue("server")), **files))
+        path = str(tmp_path / "socket")
+        await listener.listen(ListenAddress(path=path))
+        try:
+            await asyncio.wait_for(story(path), 30)
+        finally:
+            await listener.close(1.0)
+
+    asyncio.run(listened())
+
+
+async def ask(path, authority, shown=None):
+    context = ssl.create_default_context(cafile=str(authority.file))
+    if shown is not None:
+        context.load_cert_chain(shown)
+    reader, writer = await asyncio.open_unix_connection(path, ssl=context, server_hostname="127.0.0.1")
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    said = await reader.read()
+    writer.close()
+    return said
+
+
+def test_clients_that_shake_no_hands_make_room_for_those_that_do(tmp_path, authority):
+    async def story(path):
+        idle = [await asyncio.open_unix_connection(path) for _ in range(8)]
+        assert (await ask(path, authority)).endswith(b"hello")
+        assert await idle[0][0].read() == b""
+        for _, writer in idle:
+            writer.close()
+
+    run(tmp_path, authority, story)
+
+
+def test_a_handshake_has_a_time_limit(tmp_path, authority, monkeypatch):
+    monkeypatch.setattr(module, "HANDSHAKE_S", 0.05)
+
+    async def story(path):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"\x16\x03\x01")
+        assert await reader.read() == b""
+        writer.close()
+
+    run(tmp_path, authority, story)
+
+
+def test_a_request_knows_whose_certificate_was_shown(tmp_path, authority):
+    async def story(path):
+        assert b"x-certificate: CN=alice,O=Tests\\, Inc.\r\n" in await ask(path, authority, authority.issue("alice"))
+
+    run(tmp_path, authority, story, client_ca=str(authority.file))
+
+
+def test_a_key_that_is_not_the_certificates_is_refused(authority):
+    with pytest.raises(InvalidArgs, match="TENSOR_WASM_TLS_KEY"):
+        ServerTls(str(authority.issue("one")), str(authority.issue("other")))
+
+
+def test_versions_that_browsers_have_given_up_are_not_spoken(authority):
+    assert ServerTls(str(authority.issue("server"))).context.minimum_version is ssl.TLSVersion.TLSv1_2
