@@ -166,7 +166,7 @@ def _modules() -> dict[str, bytes]:
 def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
     """Return the paths of a deploy and of invocations through a service."""
     from tensorwasm.runtime.invoke import inline  # noqa: PLC0415 - recorded from the start
-    from tensorwasm.server.process.address import ListenAddress  # noqa: PLC0415
+    from tensorwasm.server.process.address import ListenAddress, listen  # noqa: PLC0415
     from tensorwasm.server.routes import ALL  # noqa: PLC0415
     from tensorwasm.server.serving import serve  # noqa: PLC0415
     from tensorwasm.service.opening import open_service  # noqa: PLC0415
@@ -175,13 +175,13 @@ def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
 
     paths: dict[str, MeasuredPath] = {}
     failures: list[BaseException] = []
-    port = _free_port()
+    address, listening = listen(ListenAddress("127.0.0.1", 0))
     inline.ONE_SHOT_NS = RECORDED_NS  # type: ignore[misc] # recording makes short calls take longer than they may
 
     def ask(token: str) -> None:
         sys.setprofile(None)  # the client's own calls are not part of any path
         try:
-            _ask(recorder, Client(port, token), paths)
+            _ask(recorder, Client(address.port, token), paths)
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             failures.append(error)
         finally:
@@ -196,11 +196,11 @@ def measure_service(recorder: Recorder) -> dict[str, MeasuredPath]:
             threading.Thread(target=ask, args=(token,), daemon=True).start()
 
         try:
-            await serve(service, ListenAddress("127.0.0.1", port), max_body_bytes=None, ready=begin)
+            await serve(service, listening, max_body_bytes=None, ready=begin)
         finally:
             await service.close()
 
-    with tempfile.TemporaryDirectory() as folder:
+    with listening, tempfile.TemporaryDirectory() as folder:
         os.environ["TENSOR_WASM_STATE_DIR"] = folder
         os.environ["TENSOR_WASM_DEVICE"] = "emulator"
         asyncio.run(run(folder))
@@ -246,14 +246,6 @@ def measure_launch(recorder: Recorder) -> MeasuredPath:
     ends = next(i for i in range(begins, len(calls)) if "/gpu/emulator/" in calls[i][0])
     recorder.calls = calls[begins : ends + 1]
     return recorder.path()
-
-
-def _free_port() -> int:
-    import socket  # noqa: PLC0415 - here alone
-
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
 
 
 def measure() -> dict[str, MeasuredPath]:

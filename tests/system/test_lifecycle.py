@@ -16,15 +16,16 @@ import pytest
 ADD = base64.b64encode((Path(__file__).parents[2] / "bench/guests/add.wasm").read_bytes()).decode()
 CRASH_AS_IT_SERVES = """
 import os, sys
-from tensorwasm.server.process.address import ListenAddress
+from tensorwasm.server.process.address import ListenAddress, listen
 from tensorwasm.server.process.starting import run
 from tensorwasm.server.process.supervisor import ServeOptions
 
-run(ServeOptions(ListenAddress(path=sys.argv[1])), lambda: os._exit(9))
+address, listening = listen(ListenAddress(path=sys.argv[1]))
+run(ServeOptions(address, listening.fileno()), lambda: os._exit(9))
 """
 COUNT_WHEN_READY = """
 import gc, os, sys
-from tensorwasm.server.process.address import ListenAddress
+from tensorwasm.server.process.address import ListenAddress, listen
 from tensorwasm.server.process.starting import run
 from tensorwasm.server.process.supervisor import ServeOptions
 
@@ -36,7 +37,8 @@ def report():
         os.write(1, b"%d" % len(gc.get_objects()))
         os._exit(0)
 
-run(ServeOptions(ListenAddress(path=sys.argv[1]), announce=False), report)
+address, listening = listen(ListenAddress(path=sys.argv[1]))
+run(ServeOptions(address, listening.fileno(), announce=False), report)
 """
 SPIN = "AGFzbQEAAAABBAFgAAADAgEABwgBBHNwaW4AAAoJAQcAA0AMAAsL"
 
@@ -124,6 +126,18 @@ def test_a_server_that_is_killed_comes_again_with_all_it_had(start_server):
             with server.client() as client:
                 called = client.post(f"/functions/{function}/invoke", json={"export": "add", "args": [2, 3]})
                 assert called.json()["result"] == [5]
+
+
+def test_nobody_is_refused_while_a_server_is_replaced(start_server):
+    with start_server() as server, server.client() as client:
+        function = deploy(client)
+        for _ in range(3):
+            os.kill(server.child(), signal.SIGKILL)
+            waiting = [server.client(timeout=30) for _ in range(10)]  # each with a connection of its own
+            for each in waiting:
+                with each:
+                    called = each.post(f"/functions/{function}/invoke", json={"export": "add", "args": [2, 3]})
+                    assert called.json()["result"] == [5]
 
 
 def test_after_a_signal_the_audit_log_goes_on_in_a_new_file(start_server):

@@ -7,16 +7,16 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tensorwasm.errors import HostError, TensorWasmError
+from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.pipeline import Application, DegradedApplication
-from tensorwasm.server.process.address import ListenAddress, clear
 from tensorwasm.server.routes import ALL
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _Value = TypeVar("_Value")
 
 async def serve(
     service: Service,
-    address: ListenAddress,
+    listening: socket.socket,
     *,
     max_body_bytes: int | None,
     ready: Callable[[], None],
@@ -50,19 +50,18 @@ async def serve(
 
     Args:
         service: open; the caller closes it.
-        address: where.
+        listening: as `Listener.listen` takes it, but the caller closes it.
         max_body_bytes: longest body; None takes the setting.
         ready: called once requests are taken.
         tls: of its connections; None for none.
 
     Raises:
-        HostError: nothing can be listened to there.
         InvalidArgs: a setting makes no sense.
     """
     application = Application(service, ALL, max_body_bytes=max_body_bytes)
     stopping = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
-    async with _listening(application, address, tls):
+    async with _listening(application, listening, tls):
         collect_seldom()
         ready()
         await stopping.wait()
@@ -71,7 +70,7 @@ async def serve(
 
 async def serve_degraded(
     error: TensorWasmError,
-    address: ListenAddress,
+    listening: socket.socket,
     attempt: Callable[[], Awaitable[_Value | None]],
     told: Callable[[], None],
     tls: ServerTls | None = None,
@@ -80,19 +79,16 @@ async def serve_degraded(
 
     Args:
         error: why.
-        address: where.
+        listening: as `Listener.listen` takes it, but the caller closes it.
         attempt: is made every second; returns None if it was in vain.
         told: called once requests are taken.
         tls: of its connections; None for none.
 
     Returns:
         What the attempt returned; None if a signal came first.
-
-    Raises:
-        HostError: nothing can be listened to there.
     """
     stopping = _stop_on_signals()
-    async with _listening(DegradedApplication(error), address, tls):
+    async with _listening(DegradedApplication(error), listening, tls):
         told()
         while not stopping.is_set():
             with suppress(TimeoutError):
@@ -105,15 +101,11 @@ async def serve_degraded(
 
 @asynccontextmanager
 async def _listening(
-    application: Application | DegradedApplication, address: ListenAddress, tls: ServerTls | None
+    application: Application | DegradedApplication, listening: socket.socket, tls: ServerTls | None
 ) -> AsyncIterator[None]:
-    clear(address)
     most = max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
     listener = Listener(application.begin, most, application.body_timeout_s, tls)
-    try:
-        await listener.listen(address)
-    except OSError as error:
-        raise HostError(f"{address.url} cannot be listened on: {error.strerror}") from None
+    await listener.listen(listening.dup())
     try:
         yield
     finally:

@@ -101,7 +101,7 @@ def serve(
     the audit log and the certificate's files again.
     """
     from tensorwasm.server.process.address import parse_address  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.server.process.supervisor import ServeOptions, Supervisor  # noqa: PLC0415 - the same
+    from tensorwasm.server.process.supervisor import Supervisor  # noqa: PLC0415 - the same
 
     if tenant_header_policy not in _POLICIES:
         raise InvalidArgs(f"the policy is optional or required, not {tenant_header_policy!r}")
@@ -116,7 +116,7 @@ def serve(
         TENSOR_WASM_DATA=_absolute(data),
         TENSOR_WASM_DEVICE=device,
     )
-    return Supervisor(ServeOptions(parse_address(addr), max_body_bytes), dict(os.environ) | chosen).run()
+    return Supervisor(parse_address(addr), dict(os.environ) | chosen, max_body_bytes).run()
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.server.connection.connection import HttpConnection
+from tensorwasm.server.process.address import BACKLOG
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.request import RequestHead, WireRequest
     from tensorwasm.server.connection.tls import ServerTls
-    from tensorwasm.server.process.address import ListenAddress
 
 HEAD_S: Final = 20.0
 """Time limit of a request's head, and of an idle connection."""
@@ -33,7 +31,6 @@ LINGER_S: Final = 2.0
 
 MOST_LINGERING: Final = 64
 SWEEP_S: Final = 1.0
-BACKLOG: Final = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -113,41 +110,18 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        self._path = ""
         self._last_left: asyncio.Event | None = None
         self._sweeping: asyncio.TimerHandle | None = None
 
-    async def listen(self, address: ListenAddress) -> None:
-        """Take connections at an address from now on; raise `OSError` if that is not possible."""
-        listening = self._bind(address)
-        if self.tls is None:
-            loop = asyncio.get_running_loop()
-            create = loop.create_unix_server if address.path else loop.create_server
-            self._server = await create(self._make, sock=listening, backlog=BACKLOG)
+    async def listen(self, listening: socket.socket) -> None:
+        """Take connections of a socket that listens and does not block; it is this listener's from now on."""
+        loop = asyncio.get_running_loop()
+        if self.tls is not None:
+            self._accepting = loop.create_task(self._accept(listening, self.tls))
         else:
-            listening.listen(BACKLOG)
-            self._accepting = asyncio.create_task(self._accept(listening, self.tls))
+            create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
+            self._server = await create(self._make, sock=listening, backlog=BACKLOG)
         self._sweep()
-
-    def _bind(self, address: ListenAddress) -> socket.socket:
-        listening = socket.socket(address.family, socket.SOCK_STREAM)
-        try:
-            listening.setblocking(False)
-            if address.path:
-                masked = os.umask(0o177)  # nobody else's
-                try:
-                    listening.bind(address.path)
-                finally:
-                    os.umask(masked)
-                self._path = address.path
-            else:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listening.bind((address.host, address.port))
-        except OSError:
-            listening.close()
-            raise
-        return listening
 
     async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
         """Take connections of TLS. One that shakes hands is none yet for asyncio, but takes a place here."""
@@ -181,7 +155,6 @@ class Listener:
         if self._accepting is not None:
             for task in (self._accepting, *self._handshakes):
                 task.cancel()
-        self._remove_socket()
         for connection in list(self._connections):
             connection.rest_idle()
         if self._connections:
@@ -212,10 +185,6 @@ class Listener:
             self._last_left.set()
         for each in (self.heads, self.bodies, self.stalled, self.lingering):
             each.end(connection)
-
-    def _remove_socket(self) -> None:
-        if self._path:
-            Path(self._path).unlink(missing_ok=True)
 
     def _make(self) -> HttpConnection:
         return HttpConnection(self)

@@ -1,18 +1,22 @@
 """Where the server listens: an IP address and port, or a Unix socket; and whether it may, without authentication.
 
-A socket that never listens reserves the port while the supervisor lives: so the port is known before the server runs,
-and no other process gets it during a restart. Source: Linux man-pages, socket(7) SO_REUSEPORT.
+The supervisor owns the socket that listens, and servers inherit it: clients that come while one server is replaced by
+the next wait in its queue instead of being refused. Source: Linux man-pages, listen(2), unix(7).
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
+
+BACKLOG: Final = 4096
+"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 
 _UNIX: Final = "unix:"
 
@@ -59,37 +63,46 @@ def parse_address(text: str) -> ListenAddress:
     return ListenAddress(str(found[0][4][0]), int(port))
 
 
-def reserve(address: ListenAddress) -> tuple[ListenAddress, socket.socket | None]:
-    """Return an address with its port, and the socket that reserves it for processes that share it.
+def listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
+    """Return an address with its port, and a socket that listens there and does not block.
+
+    Deletes the Unix socket of a dead server; that of this one is the caller's to delete.
 
     Raises:
-        InvalidArgs: the address is in use or not permitted.
+        InvalidArgs: the address is in use, not permitted, or a file that is no socket.
     """
     if address.path:
-        return address, None
+        _clear(address)
+    listening = socket.socket(address.family, socket.SOCK_STREAM)
+    masked = os.umask(0o177)  # a Unix socket is nobody else's
     try:
-        if address.port:  # binding without SO_REUSEPORT detects another listener that shares the port
-            with socket.socket(address.family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address.host, address.port))
-        holder = socket.socket(address.family, socket.SOCK_STREAM)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((address.host, address.port))
+        if address.path:
+            listening.bind(address.path)
+        else:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if address.family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind((address.host, address.port))
+        listening.listen(BACKLOG)
     except OSError as error:
+        listening.close()
         raise InvalidArgs(f"{address.url} cannot be listened on: {error.strerror}") from None
-    return replace(address, port=holder.getsockname()[1]), holder
+    finally:
+        os.umask(masked)
+    listening.setblocking(False)
+    return (address if address.path else replace(address, port=listening.getsockname()[1])), listening
 
 
-def clear(address: ListenAddress) -> None:
+def _clear(address: ListenAddress) -> None:
     """Delete the Unix socket of a dead server; raise `InvalidArgs` if it is in use or not a socket."""
-    if not address.path or not Path(address.path).exists():
+    path = Path(address.path)
+    if not path.exists():
         return
-    if not Path(address.path).is_socket():
+    if not path.is_socket():
         raise InvalidArgs(f"{address.url} is not a socket")
     if is_reached(address):
         raise InvalidArgs(f"{address.url} cannot be listened on: another process does")
-    Path(address.path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def is_reached(address: ListenAddress) -> bool:

@@ -52,11 +52,13 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     settings = _settings(options)
     tls = _tls(settings)
     options = replace(options, address=replace(options.address, secure=tls is not None))
+    os.set_inheritable(options.listening, False)
+    listening = socket.socket(fileno=options.listening)
     loading = begin_loading()
     metrics = Metrics([(route.method, route.path) for route in ALL])
-    listening = threading.Event()
-    notice = partial(_report_listening, options, report, listening)
-    service = await _open(settings, metrics, options, notice, tls)
+    told = threading.Event()
+    notice = partial(_report_listening, options, report, told)
+    service = await _open(settings, metrics, listening, notice, tls)
     if service is None:
         return
 
@@ -81,7 +83,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
                 check_bindings()
             collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
         finally:
-            listening.wait()
+            told.wait()
             report()
 
     try:
@@ -94,7 +96,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
         if warning:
             sys.stderr.write(f"warning: {warning}\n")
         service.readiness.load(load)
-        await serve(service, options.address, max_body_bytes=options.max_body_bytes, ready=announce, tls=tls)
+        await serve(service, listening, max_body_bytes=options.max_body_bytes, ready=announce, tls=tls)
     finally:
         await service.close()
 
@@ -119,23 +121,23 @@ def _tls(settings: ServiceSettings) -> ServerTls | None:
     return None
 
 
-def _report_listening(options: ServeOptions, report: Callable[[], object], listening: threading.Event) -> None:
-    """Report that requests are accepted, on standard output and then to the parent, unless `listening` is set; set it.
+def _report_listening(options: ServeOptions, report: Callable[[], object], told: threading.Event) -> None:
+    """Report that requests are accepted, on standard output and then to the parent, unless `told` is set; set it.
 
     The parent lets no later server announce it, so a crash in between must not leave it unsaid or half a line.
     """
-    if not listening.is_set():
+    if not told.is_set():
         if options.announce:
             sys.stdout.write(f"listening on {options.address.url}\n")
             sys.stdout.flush()
         report()
-        listening.set()
+        told.set()
 
 
 async def _open(
     settings: ServiceSettings,
     metrics: Metrics,
-    options: ServeOptions,
+    listening: socket.socket,
     notice: Callable[[], None],
     tls: ServerTls | None,
 ) -> Service | None:
@@ -156,4 +158,4 @@ async def _open(
         return service
     full = StorageFull("the data folder cannot be written, or has less room than its reserve")
     _log.warning("%s: not ready until it has more", full.message)
-    return await serve_degraded(full, options.address, attempt, notice, tls)
+    return await serve_degraded(full, listening, attempt, notice, tls)

@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tensorwasm.server.process.address import ListenAddress, reserve
+from tensorwasm.server.process.address import ListenAddress, listen
 
 PROGRAM: Final = ("-m", "tensorwasm.server.process.child")
 
@@ -39,11 +40,14 @@ class ServeOptions:
     """The server's options besides its environment. No secrets: other processes may see them.
 
     Attributes:
+        address: where it listens.
+        listening: the descriptor of the socket that does, which it inherits.
         max_body_bytes: longest body; None takes the setting.
         announce: whether to print where it listens.
     """
 
     address: ListenAddress
+    listening: int
     max_body_bytes: int | None = None
     announce: bool = True
 
@@ -61,7 +65,7 @@ class ServeOptions:
 class _ServerProcess:
     """A process that has loaded the server, and serves once it gets its options."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], listening: int) -> None:
         self._reports, write = os.pipe()
         # It inherits the blocked SIGHUP until it has a handler: without one the signal would kill it.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -71,7 +75,7 @@ class _ServerProcess:
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
-                pass_fds=(write,),
+                pass_fds=(write, listening),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
@@ -97,27 +101,36 @@ class _ServerProcess:
 
 
 class Supervisor:
-    """Keeps one server running, and a spare process ready to replace it: loading the server takes most of a second."""
+    """Keeps one server running, and a spare process ready to replace it: loading the server takes most of a second.
 
-    def __init__(self, options: ServeOptions, environment: Mapping[str, str]) -> None:
-        self._options = options
+    Args:
+        address: where servers listen.
+        environment: theirs.
+        max_body_bytes: as in `ServeOptions`.
+    """
+
+    def __init__(
+        self, address: ListenAddress, environment: Mapping[str, str], max_body_bytes: int | None = None
+    ) -> None:
+        self._address, self._max_body_bytes = address, max_body_bytes
         self._environment = dict(environment)
         self._child: subprocess.Popen[bytes] | None = None
         self._spare: _ServerProcess | None = None
         self._stopping = False
 
     def run(self) -> int:
-        """Run the server until a signal stops it, and return its exit code. Blocks; raises as `reserve` does."""
-        address, holder = reserve(self._options.address)
+        """Run the server until a signal stops it, and return its exit code. Blocks; raises as `listen` does."""
+        address, listening = listen(self._address)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._forward)
         try:
-            return self._keep(replace(self._options, address=address))
+            with listening:
+                return self._keep(ServeOptions(address, listening.fileno(), self._max_body_bytes))
         finally:
             if self._spare is not None:
                 self._spare.close()
-            if holder is not None:
-                holder.close()
+            if address.path:
+                Path(address.path).unlink(missing_ok=True)
 
     def _keep(self, options: ServeOptions) -> int:
         """Start servers one after the other until one ends normally, or too many die before they serve.
@@ -145,7 +158,7 @@ class Supervisor:
 
     def _run_one(self, options: ServeOptions) -> tuple[int, bool]:
         """Run a server to its end, and return its exit code and whether it has served."""
-        server = self._take_spare() or _ServerProcess(self._environment)
+        server = self._take_spare() or _ServerProcess(self._environment, options.listening)
         try:
             self._child = server.process
             if self._stopping:
@@ -153,7 +166,7 @@ class Supervisor:
             server.send(options)
             served = server.reports()
             if served and server.reports():  # a spare that loads earlier would slow it down
-                self._spare = _ServerProcess(self._environment)
+                self._spare = _ServerProcess(self._environment, options.listening)
             return server.process.wait(), served
         finally:
             server.close()

@@ -12,7 +12,7 @@ from tensorwasm.errors import InvalidArgs
 from tensorwasm.server.connection import listener as module
 from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.connection.tls import ServerTls
-from tensorwasm.server.process.address import ListenAddress
+from tensorwasm.server.process.address import ListenAddress, listen
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def run(tmp_path, authority, story, **files):
     async def listened():
         listener = Listener(serve_hello, 3, 10.0, ServerTls(str(authority.issue("server")), **files))
         path = str(tmp_path / "socket")
-        await listener.listen(ListenAddress(path=path))
+        await listener.listen(listen(ListenAddress(path=path))[1])
         try:
             await asyncio.wait_for(story(path), 30)
         finally:

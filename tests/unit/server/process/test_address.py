@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.server.process.address import ListenAddress, clear, parse_address, reserve
+from tensorwasm.server.process.address import ListenAddress, listen, parse_address
 
 
 def test_addresses_are_parsed(tmp_path):
@@ -22,36 +22,26 @@ def test_invalid_addresses_are_refused(text):
         parse_address(text)
 
 
-def test_a_reserved_port_is_shared_and_refused_to_a_second_server():
-    address, holder = reserve(ListenAddress("127.0.0.1", 0))
-    with holder, socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        server.bind((address.host, address.port))
-        server.listen()
-        with socket.create_connection((address.host, address.port), 5) as client:
-            server.settimeout(5)
-            accepted, peer = server.accept()
-            accepted.close()
-            assert peer == client.getsockname()  # what is held takes no connections
+def test_a_port_is_taken_and_refused_to_a_second_server():
+    address, listening = listen(ListenAddress("127.0.0.1", 0))
+    with listening:
+        assert address.port == listening.getsockname()[1]
+        with socket.create_connection((address.host, address.port), 5):
+            pass
         with pytest.raises(InvalidArgs, match="cannot be listened on"):
-            reserve(address)
-
-
-def test_a_unix_socket_needs_no_reservation():
-    assert reserve(ListenAddress(path="/tmp/s")) == (ListenAddress(path="/tmp/s"), None)
+            listen(address)
+    listen(address)[1].close()
 
 
 def test_only_the_unix_socket_of_a_dead_server_is_deleted(tmp_path):
     path = tmp_path / "s"
-    clear(ListenAddress(path=str(path)))
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        with pytest.raises(InvalidArgs, match="another process does"):
-            clear(ListenAddress(path=str(path)))
-    clear(ListenAddress(path=str(path)))
-    assert not path.exists()
+    address = ListenAddress(path=str(path))
+    with listen(address)[1], pytest.raises(InvalidArgs, match="another process does"):
+        listen(address)
+    assert path.stat().st_mode & 0o077 == 0
+    listen(address)[1].close()
+    path.unlink()
     path.write_text("mine")
     with pytest.raises(InvalidArgs, match="is not a socket"):
-        clear(ListenAddress(path=str(path)))
+        listen(address)
     assert path.read_text() == "mine"

@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 
 from tensorwasm.server.process import supervisor
 from tensorwasm.server.process.address import ListenAddress
 from tensorwasm.server.process.supervisor import MAX_VAIN, ServeOptions, Supervisor
+
+OPTIONS = ServeOptions(ListenAddress("127.0.0.1", 8080), sys.stderr.fileno())
 
 
 class Life:
@@ -18,7 +21,7 @@ class Life:
         self.ends = list(ends)
         self.orders = []
         self.waits_s = []
-        made = Supervisor(ServeOptions(ListenAddress("127.0.0.1", 8080)), {})
+        made = Supervisor(OPTIONS.address, {})
         monkeypatch.setattr(made, "_run_one", self.run_one)
         monkeypatch.setattr(made, "_pause", self.waits_s.append)
         self.supervisor = made
@@ -32,7 +35,7 @@ class Life:
         return code, served
 
     def run(self):
-        return self.supervisor._keep(self.supervisor._options)
+        return self.supervisor._keep(OPTIONS)
 
 
 @pytest.mark.parametrize("code", [0, 2, 4])
@@ -82,7 +85,7 @@ TOLD = "import os, sys; order = sys.stdin.read(); serve = lambda: os.write(int(s
 
 def make_supervisor(monkeypatch, script):
     monkeypatch.setattr(supervisor, "PROGRAM", ("-c", TOLD + script))
-    return Supervisor(ServeOptions(ListenAddress("127.0.0.1", 8080)), {})
+    return Supervisor(OPTIONS.address, {})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def make_supervisor(monkeypatch, script):
 def test_a_server_reports_through_its_pipe_that_it_serves(monkeypatch, script, expected):
     made = make_supervisor(monkeypatch, script)
     try:
-        assert made._run_one(made._options) == expected
+        assert made._run_one(OPTIONS) == expected
         assert (made._spare is not None) == (script.count("serve()") == 2), "one that loads has the processor to itself"
     finally:
         if made._spare is not None:
@@ -109,13 +112,13 @@ def test_a_server_reports_through_its_pipe_that_it_serves(monkeypatch, script, e
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_spare_serves_next_unless_it_died(monkeypatch, dies):
     made = make_supervisor(monkeypatch, "serve(); serve(); os._exit(1)")
-    made._run_one(made._options)
+    made._run_one(OPTIONS)
     spare = made._spare
     if dies:
         spare.process.kill()
         spare.process.wait()
     try:
-        assert made._run_one(made._options) == (1, True)
+        assert made._run_one(OPTIONS) == (1, True)
         assert (spare.process.returncode == 1) != dies
     finally:
         made._spare.close()
@@ -124,18 +127,18 @@ def test_the_spare_serves_next_unless_it_died(monkeypatch, dies):
 def test_a_server_started_during_a_stop_is_stopped(monkeypatch):
     made = make_supervisor(monkeypatch, "import signal; signal.pause()")
     made._stopping = True
-    assert made._run_one(made._options) == (-15, False)
+    assert made._run_one(OPTIONS) == (-15, False)
 
 
 def test_options_survive_json_and_contain_no_secrets():
-    order = ServeOptions(ListenAddress("::1", 80), 1000, announce=False)
+    order = ServeOptions(ListenAddress("::1", 80), 3, 1000, announce=False)
     assert ServeOptions.from_json(order.to_json()) == order
-    assert set(json.loads(order.to_json())) == {"address", "max_body_bytes", "announce"}
+    assert set(json.loads(order.to_json())) == {"address", "listening", "max_body_bytes", "announce"}
 
 
 def test_sighup_does_not_kill_a_starting_server():
     """A case of 2026-11-23: one that was about to stand by had not said yet what SIGHUP means to it."""
-    server = supervisor._ServerProcess(os.environ)
+    server = supervisor._ServerProcess(os.environ, OPTIONS.listening)
     try:
         server.process.send_signal(signal.SIGHUP)
         server.process.stdin.close()  # it is told nothing, so it ends
