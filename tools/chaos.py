@@ -24,7 +24,7 @@ import storm  # noqa: E402 - found there
 from servers import running_server  # noqa: E402 - likewise
 
 BACK_S = 2.0
-PACKAGES = ("tensor-wasm", "granian", "uvloop", "SQLAlchemy", "wasmtime")
+PACKAGES = ("tensor-wasm", "httptools", "uvloop", "SQLAlchemy", "wasmtime")
 
 
 def main(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ class FakeTransport:
         self.protocol = protocol
         self.sent = b""
         self.reading, self.ended, self.closed, self.aborted = True, False, False, False
+        self.unsent = 0  # what the client has not taken: a close waits for it
         protocol.connection_made(self)
 
     def get_extra_info(self, name):
@@ -24,10 +25,14 @@ class FakeTransport:
         assert not self.ended, "something was written behind the end"
         self.sent += data
 
+    def get_write_buffer_size(self):
+        return self.unsent
+
     def can_write_eof(self):
         return True
 
     def write_eof(self):
+        assert not self.closed, "uvloop raises"
         self.ended = True
 
     def pause_reading(self):
@@ -39,12 +44,12 @@ class FakeTransport:
         self.reading = True
 
     def close(self):
-        if not self.closed:
+        if not self.closed and not self.unsent:
             self.closed = True
             self.protocol.connection_lost(None)
 
     def abort(self):
-        self.aborted = True
+        self.aborted, self.unsent = True, 0
         self.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from wasmtime import wat2wasm
 
 SLOW = {
-    "asyncio", "concurrent.futures.thread", "cryptography", "cuda", "email", "granian", "httpx", "importlib.metadata",
+    "asyncio", "concurrent.futures.thread", "cryptography", "cuda", "email", "httptools", "httpx", "importlib.metadata",
     "jwt", "msgspec", "numba", "numpy", "obstore", "prometheus_client", "pydantic", "rich", "sqlalchemy", "tempfile",
     "typer", "wasmtime", "zstandard",
     "tensorwasm.gpu.cuda", "tensorwasm.gpu.emulator", "tensorwasm.gpu.session", "tensorwasm.ptx",

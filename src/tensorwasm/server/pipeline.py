@@ -293,7 +293,7 @@ class Pipeline:
         await BECOME_TASK
         if route.scope is not None:
             call.again = partial(admit, exchange, route, self._admission, tenant_required=self._settings.require_tenant)
-        socket = WebSocket.accept(exchange.wire, self.budget)
+        socket = WebSocket.accept(exchange.wire, self.budget, exchange.tenant)
         try:
             await route.handle(call, socket)
         finally:

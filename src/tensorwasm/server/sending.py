@@ -64,7 +64,7 @@ async def send(exchange: Exchange, answer: Reply | StreamedReply, origins: Origi
 def refuse(exchange: Exchange, error: TensorWasmError, origins: Origins) -> int:
     """Answer a request with an error, and return the status."""
     if exchange.method == WEBSOCKET:
-        exchange.wire.answer(error.http_status, [])
+        exchange.wire.answer(error.http_status, [("sec-websocket-version", "13")])  # RFC 6455 4.4
         return error.http_status
     openai = exchange.path.startswith(OPENAI) if exchange.route is None else exchange.route.openai
     headers = [JSON, *_common(exchange, origins), *error_headers(error)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.errors import InvalidRequest, RequestTimeout, TensorWasmError
 from tensorwasm.server.connection.fields import write_head
-from tensorwasm.server.connection.parser import MAX_HEAD_BYTES, RequestParser
+from tensorwasm.server.connection.parser import BODY_PIECE_BYTES, MAX_HEAD_BYTES, PIECE_BYTES, RequestParser
 from tensorwasm.server.connection.request import RequestHead, WireRequest, broken_off
 from tensorwasm.server.connection.tls import subject_of
 
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from tensorwasm.server.connection.listener import Listener
 
 MOST_QUEUED: Final = 64
-"""Requests that wait for their turn on one connection, past which it is read no further."""
+MOST_QUEUED_BYTES: Final = 128 << 10
+"""Requests that wait for their turn on one connection, and bytes of their heads, past which it is read no further."""
 
-MAX_KNOWN_BYTES: Final = 2 << 10
-MOST_KNOWN: Final = 1024
-"""Heads that are kept so that they need not be parsed again, and how long each may be."""
-
-_HEAD_END: Final = b"\r\n\r\n"
 _AT_ONCE: Final = 16
 """Requests of one connection that are begun before other connections have their turn."""
 
@@ -42,35 +38,22 @@ class HttpConnection(asyncio.Protocol):
         closed: whether nothing can be sent any more.
         left: whether the client has left: it may have ended only its own side.
         keeping: whether it may stay open behind the next answer.
+        known: its listener's.
+        stalled: whether the client does not take what was written.
         receive: takes what comes instead of HTTP, once a request has taken the connection over.
     """
 
     __slots__ = (
-        "_advancing",
-        "_current",
-        "_dropped_bytes",
-        "_lingering",
-        "_listener",
-        "_output",
-        "_parser",
-        "_reading",
-        "_requests",
-        "_stalled",
-        "_transport",
-        "_turning",
-        "_waiters",
-        "certificate",
-        "client",
-        "closed",
-        "keeping",
-        "left",
-        "receive",
-    )
+        "_advancing", "_current", "_dropped_bytes", "_half_closed", "_lingering", "_listener", "_output", "_parser",
+        "_queued_bytes", "_reading", "_requests", "_transport", "_turning", "_unparsed", "_waiters", "certificate",
+        "client", "closed", "keeping", "known", "left", "receive", "stalled",
+    )  # fmt: skip
 
     def __init__(self, listener: Listener) -> None:
         """Wait for a client."""
         self._listener = listener
         self._parser = RequestParser(self)
+        self.known = listener.known
         self._transport: Any = None
         self.client = self.certificate = ""
         self.closed = self.left = False
@@ -78,8 +61,9 @@ class HttpConnection(asyncio.Protocol):
         self.receive: Callable[[bytes], None] | None = None
         self._requests: deque[WireRequest] = deque()
         self._current: WireRequest | None = None
-        self._dropped_bytes = 0
-        self._reading, self._stalled, self._lingering = True, False, False
+        self._queued_bytes = self._dropped_bytes = 0
+        self._unparsed = b""
+        self._reading, self.stalled, self._lingering, self._half_closed = True, False, False, False
         self._advancing = self._turning = False
         self._output: list[bytes] | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -119,11 +103,13 @@ class HttpConnection(asyncio.Protocol):
         if request is not None:
             self._parser.stop()
             self._cut(request, broken_off())
-            return not self._is_tls()
-        if self._current is None or self._is_tls():
+            return self._listener.tls is None
+        if self._listener.tls is not None or (self._current is None and not self._requests and not self._unparsed):
             return False
-        self.keeping, self.left = False, True
-        self._current.leave()
+        self.left = self._half_closed = True
+        self.keeping = self.keeping and bool(self._requests or self._unparsed)  # what came in whole is answered
+        if self._current is not None:
+            self._current.leave()
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -137,35 +123,32 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
             return
         parser = self._parser
-        alone = parser.between and self._current is None and not self._requests and not self._stalled
-        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END) if alone and not parser.ended else 0
-        if end >= len(_HEAD_END):
-            head = self._listener.known.get(data[:end])
-            if head is not None and head.body_bytes == len(data) - end:
-                self._begin_known(head, data[end:])
-                return
+        idle = self._current is None and not self._requests and not self.stalled
+        alone = idle and parser.between and not parser.ended
+        found = self.known.find(data) if alone else None
+        if found is not None:
+            self._begin_known(*found)
+            return
         self._output = []
         try:
             self._feed(data)
-            if end >= len(_HEAD_END) and len(self._requests) == 1:
-                self._note_seen(self._requests[0], data, end)
+            if alone and len(self._requests) == 1:
+                self.known.note(self._requests[0], data)
             self._advance()
         finally:
             self._flush()
 
     def pause_writing(self) -> None:
         """Note that the client is slow."""
-        self._stalled = True
+        self.stalled = True
         self._listener.stalled.begin(self)
 
     def resume_writing(self) -> None:
         """Note that it has taken what waited."""
-        self._stalled = False
+        self.stalled = False
         self._listener.stalled.end(self)
         self._wake()
         self._advance()
-
-    # ---------------------------------------------------------------------------------------------- known heads
 
     def _begin_known(self, head: RequestHead, body: bytes) -> None:
         """Begin with a request whose head need not be parsed: one with the same bytes was, between two messages too."""
@@ -179,40 +162,44 @@ class HttpConnection(asyncio.Protocol):
                 self._flush()
             self._output = None
 
-    def _note_seen(self, request: WireRequest, data: bytes, end: int) -> None:
-        """Note the bytes of a head, if what has come is that request and nothing else."""
-        head = request.head
-        if request.ended and request.keeps and not request.continues and head.body_bytes == len(data) - end:
-            request.seen = data[:end]
-
-    def know(self, seen: bytes, head: RequestHead) -> None:
-        """Have requests that begin with the same bytes share a head; called once one of them was answered."""
-        known = self._listener.known
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        known[seen] = head
-
     # ------------------------------------------------------------------------------------------ the parser's calls
 
     def begin_head(self) -> None:
-        """Note that a head begins to come."""
-        heads = self._listener.heads
-        heads.end(self)  # where it was idle so far
-        heads.begin(self)
+        """Note that a head begins to come. Behind a request that runs it has time until that is answered."""
+        if self._current is None and not self._requests:
+            heads = self._listener.heads
+            heads.end(self)  # where it was idle so far
+            heads.begin(self)
 
     def enqueue(self, request: WireRequest) -> None:
         """Take a request, whose head has come."""
+        self._listener.heads.end(self)
         self._requests.append(request)
+        self._queued_bytes += request.head_bytes
 
     # ------------------------------------------------------------------------------------------- what has come
 
     def _feed(self, data: bytes) -> None:
-        """Have data parsed."""
-        self._parser.feed(data)
-        if self._parser.refusal:
+        """Have data parsed, until as much of it waits as may; the rest is parsed by `read_on`."""
+        at, size, parser = 0, len(data), self._parser
+        while at < size and not parser.ended and not self._is_full():
+            length = PIECE_BYTES if parser.incoming is None else BODY_PIECE_BYTES
+            piece = data[at : at + length] if at or size > length else data
+            at += len(piece)
+            parser.feed(piece)
+        if parser.refusal:
             self._refuse_rest()
-        elif self._parser.ended or len(self._requests) > MOST_QUEUED:
+        elif parser.ended:
+            parser.rest += data[at:]
             self.read_no_further()
+        elif self._is_full():
+            self._unparsed = data[at:]
+            self.read_no_further()
+
+    def _is_full(self) -> bool:
+        incoming = self._parser.incoming
+        waiting = len(self._requests) > MOST_QUEUED or self._queued_bytes > MOST_QUEUED_BYTES
+        return waiting or (incoming is not None and incoming.full)
 
     def _refuse_rest(self) -> None:
         """Note that nothing can be read any more; what came before is still answered."""
@@ -243,7 +230,12 @@ class HttpConnection(asyncio.Protocol):
             return
         self._advancing, left = True, _AT_ONCE
         try:
-            while self._current is None and self._requests and not self._stalled and not self.closed:
+            while self._current is None and not self.stalled and not self.closed:
+                if not self._requests:
+                    if not self._unparsed:
+                        break
+                    self.read_on()
+                    continue
                 request = self._requests[0]
                 if not (request.ended or request.long or request.broken is not None):
                     if request.continues:
@@ -256,11 +248,13 @@ class HttpConnection(asyncio.Protocol):
                     return
                 left -= 1
                 self._requests.popleft()
+                self._queued_bytes -= request.head_bytes
                 self._current = request
-                self._listener.heads.end(self)
                 self._listener.bodies.end(self)
+                if self._half_closed and not self._requests and not self._unparsed:
+                    self.keeping = False
                 self._listener.begin(request)
-                if not self._reading and len(self._requests) <= MOST_QUEUED // 2:
+                if len(self._requests) <= MOST_QUEUED // 2:
                     self.read_on()
             if self._current is None and not self._requests and not self.closed:
                 self._rest()
@@ -285,42 +279,53 @@ class HttpConnection(asyncio.Protocol):
                 self._linger()
         elif self._parser.ended and self.receive is None and not self._lingering:
             self._linger()
+        elif self._half_closed:
+            self.close()
 
     def finish(self, request: WireRequest) -> None:
         """End a request that was answered; called by it."""
         if self._current is request:
             self._current = None
-        if not request.keeps or not self.keeping or self.closed:
+        if self.closed:
+            return
+        if not request.keeps or not self.keeping:
             self._requests.clear()
+            self._unparsed = b""
             self.keeping = False
-            if request.ended and not self._unread():
-                self._flush_now()
-                self._transport.close()
+            if request.ended and self._parser.incoming is None and not self._parser.refusal:
+                self.close()
             else:
                 self._linger()
             return
-        if not self._requests and not self.closed:
+        if not self._requests and not self._unparsed:
             self._listener.heads.begin(self)
         self._advance()
-
-    def _unread(self) -> bool:
-        return self._parser.incoming is not None or self._parser.refusal != 0
 
     def end_early(self) -> None:
         """End the connection at once; what was not sent is lost."""
         self._transport.abort()
 
+    def make_room(self) -> None:
+        """End the connection, which waits for nobody but the client, so that another one may take its place."""
+        self.keeping = False
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
+
     def close(self) -> None:
-        """End the connection once the client has taken what was written."""
+        """End the connection once the client has taken what was written, for which it has a while."""
         self.keeping = False
         self._flush_now()
-        self._transport.close()
+        if not self.closed:
+            self._listener.closing.begin(self)
+            self._transport.close()
 
     def rest_idle(self) -> None:
         """End the connection if no request is under way; otherwise behind the answer."""
         self.keeping = False
         if self._current is None and not self._requests and self._parser.incoming is None and self.receive is None:
-            self._transport.close()
+            self.close()
 
     def _linger(self) -> None:
         """Send no more, and drop what still comes for a while: to close at once would throw the answer away."""
@@ -332,10 +337,7 @@ class HttpConnection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
         if not self._listener.lingering.begin(self):
-            self._transport.close()
-
-    def _is_tls(self) -> bool:
-        return self._listener.tls is not None
+            self.close()
 
     # ------------------------------------------------------------------------------------------ reading, writing
 
@@ -346,9 +348,12 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def read_on(self) -> None:
-        """Read again what the client sends, if it is known what to do with it."""
-        known = self.receive is not None or not self._parser.ended
-        if known and not self._reading and not self.closed and len(self._requests) <= MOST_QUEUED:
+        """Take again what the client sends, if there is room for it, and it is known what to do with it."""
+        if self._unparsed and not self._is_full():
+            data, self._unparsed = self._unparsed, b""
+            self._feed(data)
+        known = self.receive is not None or not (self._parser.ended or self._unparsed or self._is_full())
+        if known and not self._reading and not self.closed:
             self._reading = True
             self._transport.resume_reading()
 
@@ -370,7 +375,7 @@ class HttpConnection(asyncio.Protocol):
     async def drain(self) -> bool:
         """Wait until the client has taken most of what was written; return False if it has left."""
         self._flush_now()
-        while self._stalled and not self.closed:
+        while self.stalled and not self.closed:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter

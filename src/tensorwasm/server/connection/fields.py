@@ -16,7 +16,8 @@ from tensorwasm.errors import InternalError
 Fields = Sequence[tuple[str, str]]
 
 _KNOWN_NAMES: Final = 1024
-"""Names that are kept in lower case: clients send few, again and again."""
+_KNOWN_BYTES: Final = 64
+"""How many names are kept in lower case, and how long each may be: clients send few, again and again."""
 
 _names: Final[dict[bytes, str]] = {}
 
@@ -36,7 +37,7 @@ class RequestFields:
         known = _names.get(name)
         if known is None:
             known = name.decode("ascii").lower()
-            if len(_names) < _KNOWN_NAMES:
+            if len(_names) < _KNOWN_NAMES and len(name) <= _KNOWN_BYTES:
                 _names[name] = known
         if known in self._values:
             self._more.append((known, value))

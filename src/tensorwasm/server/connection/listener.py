@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.server.connection.connection import HttpConnection
+from tensorwasm.server.connection.request import KnownHeads
 from tensorwasm.server.process.address import BACKLOG
 
 if TYPE_CHECKING:
-    from tensorwasm.server.connection.request import RequestHead, WireRequest
+    from tensorwasm.server.connection.request import WireRequest
     from tensorwasm.server.connection.tls import ServerTls
 
 HEAD_S: Final = 20.0
@@ -88,11 +89,12 @@ class Listener:
 
     Attributes:
         keeping: whether connections stay open behind an answer.
-        known: heads of requests that were answered, by their bytes.
-        heads: those that wait for a head.
+        known: heads of requests that were answered.
+        heads: those that wait for a head, and for nothing else.
         bodies: those that wait for a short body.
         stalled: those whose clients do not take what was written.
         lingering: those whose last answer was sent, and whose clients still send.
+        closing: those whose clients are to take what was written last.
     """
 
     def __init__(
@@ -101,12 +103,13 @@ class Listener:
         """Take nobody yet."""
         self.begin, self._most, self.tls = begin, most, tls
         self.keeping = True
-        self.known: dict[bytes, RequestHead] = {}
+        self.known = KnownHeads()
         self._connections: set[HttpConnection] = set()
         self.heads = WaitingConnections(HEAD_S, HttpConnection.close)
         self.bodies = WaitingConnections(body_timeout_s, HttpConnection.time_out)
         self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
         self.lingering = WaitingConnections(LINGER_S, HttpConnection.end_early, MOST_LINGERING)
+        self.closing = WaitingConnections(STALL_S, HttpConnection.end_early)
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._handshakes: dict[asyncio.Task[None], None] = {}
@@ -144,7 +147,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # an `ssl.SSLError` is one, too: the client is told by TLS itself
             await loop.connect_accepted_socket(
-                self._make, link, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=LINGER_S
+                self._make, link, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=STALL_S
             )
 
     async def close(self, limit_s: float) -> None:
@@ -169,11 +172,10 @@ class Listener:
     def admit(self, connection: HttpConnection) -> bool:
         """Take a connection in; return False if there is no room for it."""
         if len(self._connections) >= self._most:
-            idle = self.heads.first()
+            idle = self.closing.first() or self.heads.first()
             if idle is None:
                 return False
-            self.heads.end(idle)
-            idle.close()
+            idle.make_room()
         self._connections.add(connection)
         self.heads.begin(connection)
         return True
@@ -183,13 +185,13 @@ class Listener:
         self._connections.discard(connection)
         if not self._connections and self._last_left is not None:
             self._last_left.set()
-        for each in (self.heads, self.bodies, self.stalled, self.lingering):
+        for each in (self.heads, self.bodies, self.stalled, self.lingering, self.closing):
             each.end(connection)
 
     def _make(self) -> HttpConnection:
         return HttpConnection(self)
 
     def _sweep(self) -> None:
-        for each in (self.heads, self.bodies, self.stalled, self.lingering):
+        for each in (self.heads, self.bodies, self.stalled, self.lingering, self.closing):
             each.sweep()
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

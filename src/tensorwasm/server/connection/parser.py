@@ -29,11 +29,17 @@ MAX_FIELDS: Final = 100
 SHORT_BYTES: Final = 16 << 10
 """Longest body that a request begins with; others are read while it runs."""
 
-_PIECE_BYTES: Final = 16 << 10
+PIECE_BYTES: Final = 4 << 10
+BODY_PIECE_BYTES: Final = 16 << 10
+"""How much is parsed before it is looked at what waits: one byte in eighteen may begin a request."""
+
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 
 _MALFORMED: Final = 400
 _TOO_LONG: Final = 431
+_UNKNOWN_CODING: Final = 501
+_UNKNOWN_VERSION: Final = 505
 
 
 class RequestParser:
@@ -80,26 +86,19 @@ class RequestParser:
         self._in_head = self.between = True
         self._head_bytes = self._field_count = self._field_bytes = self._body_bytes = self._framing_bytes = 0
 
-    def feed(self, data: bytes) -> None:
-        """Parse data, piece by piece, until something is refused or HTTP ends; what comes later is dropped."""
-        at, size = 0, len(data)
-        while at < size and not self.ended:
-            piece = data if size <= _PIECE_BYTES else data[at : at + _PIECE_BYTES]
-            at += len(piece)
-            body_bytes = self._body_bytes
-            self._feed_piece(piece)
-            if self._in_head:
-                self._head_bytes += len(piece)
-                if self._head_bytes > MAX_HEAD_BYTES + _PIECE_BYTES:
-                    self.refusal = _TOO_LONG
-            elif self.incoming is not None:
-                self._framing_bytes += max(0, len(piece) - max(0, self._body_bytes - body_bytes))
-                if self._framing_bytes > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
-                    self.refusal = _MALFORMED
-            if self.refusal:
-                self.ended = True
-            elif self.ended:
-                self.rest += data[at:]
+    def feed(self, piece: bytes) -> None:
+        """Parse a piece, of `PIECE_BYTES` at most, or of `BODY_PIECE_BYTES` while a body comes."""
+        body_bytes = self._body_bytes
+        self._feed(piece)
+        if self._in_head:
+            self._head_bytes += len(piece)
+            if self._head_bytes > MAX_HEAD_BYTES + PIECE_BYTES:
+                self.refusal = _TOO_LONG
+        elif self.incoming is not None:
+            self._framing_bytes += max(0, len(piece) - max(0, self._body_bytes - body_bytes))
+            if self._framing_bytes > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
+                self.refusal = _MALFORMED
+        self.ended = self.ended or self.refusal != 0
 
     def stop(self) -> WireRequest | None:
         """Parse nothing any more; return the request whose body has not come in whole, if there is one."""
@@ -107,7 +106,7 @@ class RequestParser:
         self.ended = True
         return request
 
-    def _feed_piece(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes) -> None:
         while piece:
             try:
                 self._llhttp.feed_data(piece)
@@ -169,13 +168,16 @@ class RequestParser:
         if self._unparsed is not None:
             return
         parser, fields = self._llhttp, self._fields
+        head_bytes = self._field_bytes + len(self._target)
         self._field_count = self._field_bytes = 0
         self._body_bytes = self._framing_bytes = 0
         head = RequestHead(
             parser.get_method().decode("ascii"), parser.get_http_version(), fields, keeps=parser.should_keep_alive()
         )
+        self._check_framing(head)
         _aim(head, self._target)
         request = WireRequest(self._connection, head)
+        request.head_bytes = head_bytes
         if "content-length" in fields or "transfer-encoding" in fields:
             length = fields.get("content-length")
             request.long = length is None or len(length) > 5 or int(length) > SHORT_BYTES
@@ -184,13 +186,26 @@ class RequestParser:
                 request.continues = True
         if parser.should_upgrade():
             upgrade = (fields.get("upgrade") or "").strip().lower()
-            head.websocket = upgrade == "websocket" and head.method == "GET" and head.body_bytes == 0
+            may_upgrade = head.method == "GET" and head.version == "1.1" and head.body_bytes == 0
+            head.websocket = upgrade == "websocket" and may_upgrade
             if head.websocket or head.method == "CONNECT":
                 request.keeps = False
             else:
                 self._unparsed = request
         self.incoming = request
         self._connection.enqueue(request)
+
+    def _check_framing(self, head: RequestHead) -> None:
+        """Refuse what this server does not speak; a body in chunks is no part of HTTP/1.0, and may not be trusted."""
+        codings = head.fields.get_all("transfer-encoding")
+        if head.version not in _VERSIONS:
+            self.refusal = _UNKNOWN_VERSION
+        elif codings and (len(codings) > 1 or codings[0].lower() != "chunked"):
+            self.refusal = _UNKNOWN_CODING
+        if self.refusal:
+            raise InvalidRequest("the version or the coding is not spoken here")
+        if codings and head.version != "1.1":
+            head.keeps = False
 
     def on_body(self, chunk: bytes) -> None:
         """Take a piece of the body."""

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 MOST_UNREAD_BYTES: Final = 64 << 10
 """Body that has come and is not read yet, past which the connection is read no further."""
 
+MAX_KNOWN_BYTES: Final = 2 << 10
+MOST_KNOWN: Final = 1024
+"""Heads that are kept so that they need not be parsed again, and how long each may be."""
+
+_HEAD_END: Final = b"\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _KEEP_1_0: Final = b"connection: keep-alive\r\n"
@@ -75,6 +80,7 @@ class WireRequest:
         long: whether its body is read while it runs; None without a body.
         ended: whether all of its body has come.
         broken: why no more of its body comes; None while more may.
+        head_bytes: how much its head takes, about.
     """
 
     __slots__ = (
@@ -88,6 +94,7 @@ class WireRequest:
         "continues",
         "ended",
         "head",
+        "head_bytes",
         "keeps",
         "long",
         "seen",
@@ -98,6 +105,7 @@ class WireRequest:
         self._connection = connection
         self.head = head
         self.seen = b""
+        self.head_bytes = 0
         self.keeps = head.keeps
         self.continues = False
         self.ended = body is not None
@@ -116,6 +124,11 @@ class WireRequest:
         self._chunks.append(chunk)
         self._unread_bytes += len(chunk)
         self._wake()
+        return self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether so much of the body waits for its reader that the connection is to be read no further."""
         return self._unread_bytes > MOST_UNREAD_BYTES
 
     def end(self) -> None:
@@ -228,7 +241,7 @@ class WireRequest:
         head = write_head(status, fields, counted + self._persistence())
         self._answered = True
         if self.seen and status < _REFUSED and self.keeps:
-            self._connection.know(self.seen, self.head)
+            self._connection.known.add(self.seen, self.head)
         self._connection.write(head + body)
         self._connection.finish(self)
 
@@ -262,6 +275,36 @@ class WireRequest:
         """Return the connection, on which HTTP has ended: the caller writes to it, and sets what reads from it."""
         self._answered = True
         return self._connection
+
+
+class KnownHeads:
+    """Heads by their bytes: clients send the same ones again and again, and what is known need not be parsed.
+
+    A request is found if its bytes come alone and in whole, behind the end of the one before.
+    """
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._heads: dict[bytes, RequestHead] = {}
+
+    def find(self, data: bytes) -> tuple[RequestHead, bytes] | None:
+        """Return the head and the body of the request that data is; None if it must be parsed."""
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
+        head = self._heads.get(data[:end])
+        return (head, data[end:]) if head is not None and head.body_bytes == len(data) - end else None
+
+    def note(self, request: WireRequest, data: bytes) -> None:
+        """Note in a request what its head's bytes are, if data is nothing but that request."""
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
+        whole = end >= len(_HEAD_END) and request.head.body_bytes == len(data) - end
+        if whole and request.ended and request.keeps and not request.continues:
+            request.seen = data[:end]
+
+    def add(self, seen: bytes, head: RequestHead) -> None:
+        """Keep a head."""
+        if len(self._heads) >= MOST_KNOWN:
+            self._heads.clear()
+        self._heads[seen] = head
 
 
 class AnswerWriter:

@@ -84,5 +84,5 @@ def subject_of(transport: Any) -> str:
 
     try:
         return x509.load_der_x509_certificate(shown).subject.rfc4514_string()[:MAX_SUBJECT]
-    except ValueError:  # the authority has signed what another library cannot read
+    except (TypeError, ValueError, x509.InvalidVersion):  # the authority has signed what another library cannot read
         return ""

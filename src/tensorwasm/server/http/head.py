@@ -52,11 +52,13 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=@+~-]{0,127}", re.ASC
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.ASCII
 )
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?", re.ASCII)
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _EXPOSED: Final = (
     "X-Request-Id, X-Trace-Id, Retry-After, RateLimit, RateLimit-Policy, ETag, X-TensorWasm-Route, X-TensorWasm-Server"
 )
 _FIELD_NAMES: Final = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z, ]{1,2048}", re.ASCII)
+_ELEMENT: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
 _SUBJECT: Final = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"')
 
 
@@ -103,9 +105,10 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPlan:
     """Return what follows from a head, errors of `find_route` among it."""
     fields, query = head.fields, head.query
-    error, route, params = None, None, _NOTHING
+    error, route, params, shown = None, None, _NOTHING, None
     try:
         route, params = find_route(head, table, origins)
+        shown = authorization(fields) if head.websocket else fields.get("authorization")
     except TensorWasmError as refused:
         error = refused
     return HeadPlan(
@@ -115,7 +118,7 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
         MappingProxyType(dict(parse_qsl(query, keep_blank_values=True))) if query else _NOTHING,
         own_request_id(fields.get("x-request-id")),
         trace_id(fields.get("traceparent")),
-        authorization(fields) if head.websocket else fields.get("authorization"),
+        shown,
         fields.get_all("x-tensorwasm-tenant"),
         fields.get("content-type"),
         fields.get("content-encoding"),
@@ -127,12 +130,14 @@ def find_route(head: RequestHead, table: RouteTable, origins: Origins) -> tuple[
     """Return the route that a head asks for, none for OPTIONS, and the parameters of its path.
 
     Raises:
-        InvalidRequest: HTTP/1.1 has no Host, or a field of `ONCE` is repeated.
+        InvalidRequest: HTTP/1.1 has no Host, Host is none, or a field of `ONCE` is repeated.
         HostDenied: the host is not served.
         UnknownRoute, WrongMethod: as `RouteTable.match`.
     """
     if head.version == "1.1" and "host" not in head.fields:
         raise InvalidRequest("an HTTP/1.1 request needs the header Host")
+    if not _HOST.fullmatch(head.fields.get("host", "")):
+        raise InvalidRequest("the header Host is no host")
     name = head.fields.repeated(ONCE)
     if name is not None:
         raise InvalidRequest(f"the header {name} is repeated")
@@ -221,7 +226,7 @@ class Origins:
         return (("access-control-allow-methods", _METHODS), *fields, ("access-control-max-age", "600"))
 
     def certificate(self, client: str, headers: Any) -> str | None:
-        """Return the subject of the client's certificate, if a trusted proxy forwarded one."""
+        """Return the subject of the client's certificate that a trusted proxy forwarded: the last, which it added."""
         if not self.proxies:
             return None
         try:
@@ -230,7 +235,8 @@ class Origins:
             return None
         if not any(address in network for network in self.proxies):
             return None
-        found = _SUBJECT.search(headers.get("x-forwarded-client-cert") or "")
+        elements = [each for field in headers.get_all("x-forwarded-client-cert") for each in _ELEMENT.findall(field)]
+        found = _SUBJECT.search(elements[-1].strip()) if elements else None
         return found[1][:MAX_SUBJECT] if found else None
 
 

@@ -62,12 +62,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     if service is None:
         return
 
-    def reopen() -> None:
-        service.audit.reopen()
-        if tls is not None:
-            tls.reload()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen, service, tls)
 
     def announce() -> None:
         if service.first_token is not None:
@@ -99,6 +94,12 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
         await serve(service, listening, max_body_bytes=options.max_body_bytes, ready=announce, tls=tls)
     finally:
         await service.close()
+
+
+def _reopen(service: Service, tls: ServerTls | None) -> None:
+    service.audit.reopen()
+    if tls is not None:
+        tls.reload()
 
 
 def _host(options: ServeOptions) -> str:

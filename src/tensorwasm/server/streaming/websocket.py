@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
-from tensorwasm.server.http.bodies import BodyBudget
+from tensorwasm.server.http.bodies import BodyBudget, BodyMemory
 from tensorwasm.server.http.decoding import JsonDecoder
 from tensorwasm.server.http.results import require_success
 from tensorwasm.server.http.routing import HttpRequest
@@ -44,7 +44,7 @@ SUBPROTOCOL: Final = "tensorwasm.v1"
 
 _BEARER: Final = "bearer."
 _TEXT, _BINARY, _CLOSE = 1, 2, 8
-_NORMAL: Final = 1000
+_NORMAL, _NOT_UTF8, _TOO_BIG, _TRY_AGAIN_LATER = 1000, 1007, 1009, 1013
 
 MAX_MESSAGE_BYTES: Final = 64 * MIB
 """Longest message; what a call's input may be is a setting."""
@@ -54,6 +54,9 @@ IDLE_S: Final = 300.0
 
 MAX_TEXT: Final = MIB
 """Longest text message, in characters."""
+
+PIECE_BYTES: Final = 8 << 10
+"""How much is parsed before others have their turn: the shortest frame has six bytes, and takes some microseconds."""
 
 _log = logging.getLogger(__name__)
 _decoder: Final = JsonDecoder(SocketMessage)
@@ -84,20 +87,26 @@ class WebSocket:
         budget: memory for received messages, shared with all other requests.
     """
 
-    def __init__(self, protocol: ServerProtocol, connection: HttpConnection, budget: BodyBudget) -> None:
+    def __init__(
+        self, protocol: ServerProtocol, connection: HttpConnection, budget: BodyBudget, tenant: int | None
+    ) -> None:
         """Take over a connection whose handshake was made; see `accept`."""
         self.budget = budget
         self._protocol, self._connection = protocol, connection
+        self._unparsed: deque[bytes] = deque()
+        self._held = BodyMemory(budget, 2 * MAX_MESSAGE_BYTES, tenant)  # of the message that comes
         self._messages: deque[str | bytes] = deque()
-        self._parts: list[bytes] = []
+        self._parts = bytearray()
         self._is_text = self._ended = False
         self._reader: asyncio.Future[None] | None = None
+        self._parsing: asyncio.Handle | None = None
+        self._resuming: asyncio.Task[None] | None = None
         self._flush()
         connection.pass_on(self._take)
 
     @classmethod
-    def accept(cls, wire: WireRequest, budget: BodyBudget) -> Self:
-        """Accept a WebSocket, with the subprotocol if the client offers it.
+    def accept(cls, wire: WireRequest, budget: BodyBudget, tenant: int | None = None) -> Self:
+        """Accept a WebSocket of a tenant or of none, with the subprotocol if the client offers it.
 
         Raises:
             InvalidRequest: the handshake is none.
@@ -114,7 +123,7 @@ class WebSocket:
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             raise InvalidRequest("the request is no WebSocket handshake")
         protocol.send_response(response)
-        return cls(protocol, wire.take_over(), budget)
+        return cls(protocol, wire.take_over(), budget, tenant)
 
     async def receive(self) -> str | bytes | None:
         """Return the next message, None once the client has closed or disconnected."""
@@ -124,7 +133,8 @@ class WebSocket:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         message = self._messages.popleft()
-        self._connection.read_on()
+        if not self._messages:
+            self._parse_soon()
         return message
 
     async def send(self, message: str | bytes) -> bool:
@@ -141,44 +151,107 @@ class WebSocket:
     def close(self) -> None:
         """Close it."""
         if not self._ended and not self._connection.closed:
-            self._ended = True
             with suppress(Exception):  # it is closing already
                 self._protocol.send_close(_NORMAL)
             self._flush()
+        self._end()
+        self._messages.clear()
+        if self._resuming is not None:
+            self._resuming.cancel()
         self._connection.close()
 
     def _take(self, data: bytes) -> None:
-        """Take what came; nothing where the connection has ended."""
-        if data:
-            self._protocol.receive_data(data)
-        else:
-            self._ended = True
-        for frame in self._protocol.events_received():
-            self._take_frame(cast("Frame", frame))
-        self._flush()
-        if self._messages:
+        """Take what came; nothing where the connection has ended. Others may send while it is parsed piece by piece."""
+        if not data:
+            self._end()
+        elif not self._ended:
+            self._unparsed.append(data)
             self._connection.read_no_further()
+            if self._parsing is None:
+                self._parse()
+
+    def _end(self) -> None:
+        """Take no more."""
+        self._ended = True
+        self._unparsed.clear()
+        self._parts.clear()
+        self._held.close()
+        self._wake()
+
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done() and (self._messages or self._ended):
             self._reader.set_result(None)
 
-    def _take_frame(self, frame: Frame) -> None:
-        if frame.opcode in {_TEXT, _BINARY}:
-            self._is_text, self._parts = frame.opcode == _TEXT, []
-        elif frame.opcode == _CLOSE:
-            self._ended = True
-        if frame.opcode > _BINARY:
+    def _parse_soon(self) -> None:
+        """Parse more in a later turn of the event loop."""
+        if self._parsing is None:
+            self._parsing = asyncio.get_running_loop().call_soon(self._parse)
+
+    def _parse(self) -> None:
+        """Parse a piece of what has come, unless a message waits to be received, or the client takes no answers."""
+        self._parsing = None
+        if self._messages or self._ended:
             return
-        self._parts.append(bytes(frame.data))
-        if frame.fin:
-            whole, self._parts = b"".join(self._parts), []
-            self._messages.append(whole.decode(errors="replace") if self._is_text else whole)
+        if self._connection.stalled:
+            if self._resuming is None:
+                self._resuming = asyncio.get_running_loop().create_task(self._resume())
+            return
+        if not self._unparsed:
+            self._connection.read_on()
+            return
+        data = self._unparsed.popleft()
+        piece, rest = data[:PIECE_BYTES], data[PIECE_BYTES:]
+        if rest:
+            self._unparsed.appendleft(rest)
+        try:
+            self._held.hold(len(piece))
+        except TensorWasmError as error:
+            self._protocol.fail(_TRY_AGAIN_LATER, error.message)
+        else:
+            self._protocol.receive_data(piece)
+        for frame in self._protocol.events_received():
+            self._take_frame(cast("Frame", frame))
+        self._flush()
+        self._wake()
+        self._parse_soon()
+
+    async def _resume(self) -> None:
+        await self._connection.drain()
+        self._resuming = None
+        self._parse_soon()
+
+    def _take_frame(self, frame: Frame) -> None:
+        if self._ended or frame.opcode > _BINARY:
+            if frame.opcode == _CLOSE:
+                self._end()
+            return
+        if frame.opcode in {_TEXT, _BINARY}:
+            self._is_text = frame.opcode == _TEXT
+            self._parts.clear()
+        if self._is_text and len(self._parts) + len(frame.data) > 4 * MAX_TEXT:
+            self._fail(_TOO_BIG, f"a text message has at most {MAX_TEXT} characters")
+            return
+        self._parts += frame.data
+        if not frame.fin:
+            return
+        whole = bytes(self._parts)
+        self._parts.clear()
+        self._held.close()
+        try:
+            self._messages.append(whole.decode() if self._is_text else whole)
+        except UnicodeDecodeError:
+            self._fail(_NOT_UTF8, "the text is not UTF-8")
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._protocol.fail(code, reason)
+        self._end()
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
             if data:
                 self._connection.write(data)
             else:  # the protocol has ended
-                self._ended = True
+                self._end()
                 self._connection.close()
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from cryptography import x509
 
 from fakes.certificates import Authority
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.server.connection import listener as module
 from tensorwasm.server.connection.listener import Listener
-from tensorwasm.server.connection.tls import ServerTls
+from tensorwasm.server.connection.tls import ServerTls, subject_of
 from tensorwasm.server.process.address import ListenAddress, listen
 
 
@@ -85,3 +88,15 @@ def test_a_key_that_is_not_the_certificates_is_refused(authority):
 
 def test_versions_that_browsers_have_given_up_are_not_spoken(authority):
     assert ServerTls(str(authority.issue("server"))).context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, partial(x509.InvalidVersion, parsed_version=3)])
+def test_a_certificate_that_cannot_be_read_names_nobody(monkeypatch, error):
+    """Found by hand: OpenSSL takes certificates of a version that there is not."""
+
+    def load(_):
+        raise error("x")
+
+    monkeypatch.setattr(x509, "load_der_x509_certificate", load)
+    link = SimpleNamespace(getpeercert=lambda binary_form: b"x")
+    assert subject_of(SimpleNamespace(get_extra_info=lambda _: link)) == ""

@@ -121,7 +121,115 @@ def test_messages_are_read_no_faster_than_they_are_received():
         client.say(b"a")
         assert not client.client.transport.reading
         assert await socket.receive() == b"a"
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert client.client.transport.reading
+
+    asyncio.run(story())
+
+
+async def turns(count):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_messages_that_nobody_receives_wait_unparsed():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.say(*["x" * 1000] * 200)
+        await turns(50)
+        assert not client.client.transport.reading
+        assert len(socket._messages) <= websocket.PIECE_BYTES // 1000 + 1
+        assert [await socket.receive() for _ in range(200)] == ["x" * 1000] * 200
+        await turns(3)
+        assert client.client.transport.reading
+
+    asyncio.run(story())
+
+
+def test_small_frames_are_parsed_a_piece_at_a_time():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        flood = Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * 40_000
+        parsed = []
+        receive_data = socket._protocol.receive_data
+        socket._protocol.receive_data = lambda data: (parsed.append(len(data)), receive_data(data))
+        client.client.send(Frame(Opcode.BINARY, b"a", fin=False).serialize(mask=True) + flood)
+        assert len(parsed) == 1
+        await turns(100)
+        assert max(parsed) <= websocket.PIECE_BYTES
+        assert sum(parsed) > len(flood)
+        client.client.send(Frame(Opcode.CONT, b"b").serialize(mask=True))
+        assert await socket.receive() == b"ab"
+
+    asyncio.run(story())
+
+
+def test_pings_of_a_client_that_takes_no_pongs_wait_unparsed():
+    async def story():
+        client = SocketClient()
+        client.accept()
+        client.client.connection.pause_writing()
+        ping = Frame(Opcode.PING, b"x" * 100).serialize(mask=True)
+        client.client.send(ping * 1000)
+        await turns(50)
+        assert client.client.transport.sent == b""
+        assert not client.client.transport.reading
+        client.client.connection.resume_writing()
+        await turns(50)
+        assert len(client.client.transport.sent) == 1000 * 102
+        assert client.client.transport.reading
+
+    asyncio.run(story())
+
+
+def test_a_message_that_comes_counts_against_the_budget_of_all():
+    async def story():
+        client = SocketClient()
+        client.budget = BodyBudget(100_000)
+        socket = client.accept()
+        half = Frame(Opcode.BINARY, b"x" * 40_000).serialize(mask=True)
+        client.client.send(half[:-1])
+        await turns(20)
+        assert client.budget.free_bytes < 100_000 - 30_000
+        client.client.send(half[-1:])
+        assert len(await socket.receive()) == 40_000
+        assert client.budget.free_bytes == 100_000
+        client.client.send(Frame(Opcode.BINARY, b"x" * 200_000).serialize(mask=True))
+        await turns(50)
+        assert await socket.receive() is None
+        assert client.client.transport.sent[2:4] == (1013).to_bytes(2, "big")
+        assert client.client.transport.closed
+        assert client.budget.free_bytes == 100_000
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"), [(b"\xff", 1007), (b"x" * (4 * websocket.MAX_TEXT + 1), 1009)], ids=["no UTF-8", "long"]
+)
+def test_a_text_that_cannot_be_one_ends_the_connection(payload, code):
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.client.send(Frame(Opcode.TEXT, payload).serialize(mask=True))
+        assert await asyncio.wait_for(socket.receive(), 30) is None
+        assert client.client.transport.sent[2:4] == code.to_bytes(2, "big")
+        assert client.client.transport.closed
+
+    asyncio.run(story())
+
+
+def test_what_came_before_a_disconnect_is_not_parsed_behind_it():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.say(*["x" * 1000] * 200)
+        client.client.transport.close()
+        found = [await socket.receive() for _ in range(20)]
+        assert found[-1] is None
 
     asyncio.run(story())
 
