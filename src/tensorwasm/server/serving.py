@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
@@ -35,7 +35,13 @@ SWITCH_S: Final = 0.0005
 """How long a thread may keep the event loop waiting for Python; CPython's own 5 ms would be seen in every tail."""
 
 _log = logging.getLogger(__name__)
-_Value = TypeVar("_Value")
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_Closable)
 
 
 async def serve(
@@ -71,10 +77,10 @@ async def serve(
 async def serve_degraded(
     error: TensorWasmError,
     listening: socket.socket,
-    attempt: Callable[[], Awaitable[_Value | None]],
+    attempt: Callable[[], Awaitable[_Opened | None]],
     told: Callable[[], None],
     tls: ServerTls | None = None,
-) -> _Value | None:
+) -> _Opened | None:
     """Say why nothing is served yet, until an attempt succeeds or a signal says to stop.
 
     Args:
@@ -87,16 +93,18 @@ async def serve_degraded(
     Returns:
         What the attempt returned; None if a signal came first.
     """
-    stopping = _stop_on_signals()
+    stopping, found = _stop_on_signals(), None
     async with _listening(DegradedApplication(error), listening, tls):
         told()
-        while not stopping.is_set():
+        while found is None and not stopping.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), AGAIN_S)
-                return None
-            if (found := await attempt()) is not None:
-                return found
-    return None
+                break
+            found = await attempt()
+    if found is not None and stopping.is_set():  # the signal came while it was opened
+        await found.close()
+        return None
+    return found
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from tensorwasm.server.connection.fields import write_head
 from tensorwasm.server.connection.parser import BODY_PIECE_BYTES, MAX_HEAD_BYTES, PIECE_BYTES, RequestParser
 from tensorwasm.server.connection.request import RequestHead, WireRequest, broken_off
 from tensorwasm.server.connection.tls import subject_of
+from tensorwasm.server.connection.writing import GatheringWriter
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.listener import Listener
@@ -29,44 +30,40 @@ _AT_ONCE: Final = 16
 """Requests of one connection that are begun before other connections have their turn."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(GatheringWriter):
     """One connection. Made by its listener, which it tells what it waits for.
 
     Attributes:
         client: the peer's address without its port; empty on a Unix socket.
         certificate: whom its certificate names; empty without one.
-        closed: whether nothing can be sent any more.
         left: whether the client has left: it may have ended only its own side.
         keeping: whether it may stay open behind the next answer.
         known: its listener's.
-        stalled: whether the client does not take what was written.
         receive: takes what comes instead of HTTP, once a request has taken the connection over.
     """
 
     __slots__ = (
-        "_advancing", "_current", "_dropped_bytes", "_half_closed", "_lingering", "_listener", "_output", "_parser",
-        "_queued_bytes", "_reading", "_requests", "_transport", "_turning", "_unparsed", "_waiters", "certificate",
-        "client", "closed", "keeping", "known", "left", "receive", "stalled",
+        "_advancing", "_current", "_dropped_bytes", "_half_closed", "_lingering", "_listener", "_parser",
+        "_queued_bytes", "_reading", "_requests", "_turning", "_unparsed", "certificate", "client", "keeping", "known",
+        "left", "receive",
     )  # fmt: skip
 
     def __init__(self, listener: Listener) -> None:
         """Wait for a client."""
+        super().__init__()
         self._listener = listener
         self._parser = RequestParser(self)
         self.known = listener.known
-        self._transport: Any = None
         self.client = self.certificate = ""
-        self.closed = self.left = False
+        self.left = False
         self.keeping = listener.keeping
         self.receive: Callable[[bytes], None] | None = None
         self._requests: deque[WireRequest] = deque()
         self._current: WireRequest | None = None
         self._queued_bytes = self._dropped_bytes = 0
         self._unparsed = b""
-        self._reading, self.stalled, self._lingering, self._half_closed = True, False, False, False
+        self._reading, self._lingering, self._half_closed = True, False, False
         self._advancing = self._turning = False
-        self._output: list[bytes] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
 
     # --------------------------------------------------------------------------------------------- asyncio's calls
 
@@ -91,12 +88,15 @@ class HttpConnection(asyncio.Protocol):
                     request.break_off(broken_off())
                 request.leave()
         self._requests.clear()
-        self._wake()
+        self.wake()
         if self.receive is not None:
             self.receive(b"")
 
     def eof_received(self) -> bool:
         """Take the end of what the client sends; return whether it may still get an answer."""
+        if self.receive is not None:
+            self._listener.closing.begin(self)
+            self.receive(b"")
         if self.receive is not None or self._lingering:
             return False
         request = self._parser.incoming
@@ -136,7 +136,7 @@ class HttpConnection(asyncio.Protocol):
                 self.known.note(self._requests[0], data)
             self._advance()
         finally:
-            self._flush()
+            self.release()
 
     def pause_writing(self) -> None:
         """Note that the client is slow."""
@@ -147,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
         """Note that it has taken what waited."""
         self.stalled = False
         self._listener.stalled.end(self)
-        self._wake()
+        self.wake()
         self._advance()
 
     def _begin_known(self, head: RequestHead, body: bytes) -> None:
@@ -159,7 +159,7 @@ class HttpConnection(asyncio.Protocol):
             self._listener.begin(request)
         finally:
             if self._output:
-                self._flush()
+                self.release()
             self._output = None
 
     # ------------------------------------------------------------------------------------------ the parser's calls
@@ -175,7 +175,13 @@ class HttpConnection(asyncio.Protocol):
         """Take a request, whose head has come."""
         self._listener.heads.end(self)
         self._requests.append(request)
-        self._queued_bytes += request.head_bytes
+        self._queued_bytes += request.waiting_bytes
+
+    def weigh(self, request: WireRequest, size_bytes: int) -> None:
+        """Count a piece of the body of a request, if that waits for its turn."""
+        if request is not self._current:
+            request.waiting_bytes += size_bytes
+            self._queued_bytes += size_bytes
 
     # ------------------------------------------------------------------------------------------- what has come
 
@@ -248,7 +254,7 @@ class HttpConnection(asyncio.Protocol):
                     return
                 left -= 1
                 self._requests.popleft()
-                self._queued_bytes -= request.head_bytes
+                self._queued_bytes -= request.waiting_bytes
                 self._current = request
                 self._listener.bodies.end(self)
                 if self._half_closed and not self._requests and not self._unparsed:
@@ -268,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 self._advance()
             finally:
-                self._flush()
+                self.release()
 
     def _rest(self) -> None:
         """Wait for the next request, or refuse what was none."""
@@ -289,14 +295,17 @@ class HttpConnection(asyncio.Protocol):
         if self.closed:
             return
         if not request.keeps or not self.keeping:
+            unread = self._requests or self._unparsed or self._parser.incoming or self._parser.refusal
             self._requests.clear()
             self._unparsed = b""
             self.keeping = False
-            if request.ended and self._parser.incoming is None and not self._parser.refusal:
+            if request.ended and self._reading and not unread:
                 self.close()
             else:
                 self._linger()
             return
+        if not self._reading:
+            self.read_on()
         if not self._requests and not self._unparsed:
             self._listener.heads.begin(self)
         self._advance()
@@ -308,18 +317,27 @@ class HttpConnection(asyncio.Protocol):
     def make_room(self) -> None:
         """End the connection, which waits for nobody but the client, so that another one may take its place."""
         self.keeping = False
-        if self._transport.get_write_buffer_size():
+        self._listener.heads.end(self)
+        self._listener.closing.end(self)
+        if self._listener.tls is not None or self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
             self._transport.close()
 
     def close(self) -> None:
         """End the connection once the client has taken what was written, for which it has a while."""
-        self.keeping = False
-        self._flush_now()
+        self.keeping, self._lingering = False, True
+        self.flush()
         if not self.closed:
             self._listener.closing.begin(self)
             self._transport.close()
+
+    def end_linger(self) -> None:
+        """End the connection, unless the client still takes what was written: for that it has a while."""
+        if self._transport.get_write_buffer_size():
+            self.close()
+        else:
+            self._transport.abort()
 
     def rest_idle(self) -> None:
         """End the connection if no request is under way; otherwise behind the answer."""
@@ -330,7 +348,7 @@ class HttpConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """Send no more, and drop what still comes for a while: to close at once would throw the answer away."""
         self._lingering = True
-        self._flush_now()
+        self.flush()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         if not self._reading:
@@ -357,13 +375,6 @@ class HttpConnection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
-    def write(self, data: bytes) -> None:
-        """Send data, without waiting for the client."""
-        if self._output is not None:
-            self._output.append(data)
-        elif not self.closed:
-            self._transport.write(data)
-
     def pass_on(self, receive: Callable[[bytes], None]) -> None:
         """Give what comes to a function from now on, beginning behind the head that ended HTTP; nothing is its end."""
         self.receive = receive
@@ -371,29 +382,3 @@ class HttpConnection(asyncio.Protocol):
             receive(self._parser.rest)
             self._parser.rest = b""
         self.read_on()
-
-    async def drain(self) -> bool:
-        """Wait until the client has taken most of what was written; return False if it has left."""
-        self._flush_now()
-        while self.stalled and not self.closed:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        return not self.closed
-
-    def _flush(self) -> None:
-        output, self._output = self._output, None
-        if output and not self.closed:
-            self._transport.write(output[0] if len(output) == 1 else b"".join(output))
-
-    def _flush_now(self) -> None:
-        if self._output:
-            output, self._output = self._output, []
-            if not self.closed:
-                self._transport.write(b"".join(output))
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.server.connection.connection import HttpConnection
 from tensorwasm.server.connection.request import KnownHeads
@@ -108,7 +109,7 @@ class Listener:
         self.heads = WaitingConnections(HEAD_S, HttpConnection.close)
         self.bodies = WaitingConnections(body_timeout_s, HttpConnection.time_out)
         self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
-        self.lingering = WaitingConnections(LINGER_S, HttpConnection.end_early, MOST_LINGERING)
+        self.lingering = WaitingConnections(LINGER_S, HttpConnection.end_linger, MOST_LINGERING)
         self.closing = WaitingConnections(STALL_S, HttpConnection.end_early)
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -119,11 +120,15 @@ class Listener:
     async def listen(self, listening: socket.socket) -> None:
         """Take connections of a socket that listens and does not block; it is this listener's from now on."""
         loop = asyncio.get_running_loop()
+        listening.setblocking(False)
         if self.tls is not None:
             self._accepting = loop.create_task(self._accept(listening, self.tls))
         else:
+            options: dict[str, Any] = {"sock": listening, "backlog": BACKLOG}
+            if listening.family == socket.AF_UNIX and sys.version_info >= (3, 13):
+                options["cleanup_socket"] = False  # its file is not this listener's
             create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-            self._server = await create(self._make, sock=listening, backlog=BACKLOG)
+            self._server = await create(self._make, **options)
         self._sweep()
 
     async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
@@ -137,11 +142,16 @@ class Listener:
                     _log.warning("a connection is not accepted: %s", error.strerror)
                     await asyncio.sleep(SWEEP_S)
                     continue
-                if self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
-                    next(iter(self._handshakes)).cancel()
+                while self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
+                    oldest = next(iter(self._handshakes))
+                    del self._handshakes[oldest]
+                    oldest.cancel()
                 shaking = loop.create_task(self._shake_hands(link, tls))
                 self._handshakes[shaking] = None
-                shaking.add_done_callback(self._handshakes.pop)
+                shaking.add_done_callback(self._shaken)
+
+    def _shaken(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
 
     async def _shake_hands(self, link: socket.socket, tls: ServerTls) -> None:
         loop = asyncio.get_running_loop()
@@ -156,7 +166,7 @@ class Listener:
         if self._server is not None:
             self._server.close()
         if self._accepting is not None:
-            for task in (self._accepting, *self._handshakes):
+            for task in (self._accepting, *list(self._handshakes)):
                 task.cancel()
         for connection in list(self._connections):
             connection.rest_idle()
@@ -192,6 +202,6 @@ class Listener:
         return HttpConnection(self)
 
     def _sweep(self) -> None:
+        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)  # first: what follows may fail
         for each in (self.heads, self.bodies, self.stalled, self.lingering, self.closing):
             each.sweep()
-        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

@@ -177,11 +177,12 @@ class RequestParser:
         self._check_framing(head)
         _aim(head, self._target)
         request = WireRequest(self._connection, head)
-        request.head_bytes = head_bytes
+        request.waiting_bytes = head_bytes
         if "content-length" in fields or "transfer-encoding" in fields:
             length = fields.get("content-length")
-            request.long = length is None or len(length) > 5 or int(length) > SHORT_BYTES
-            head.body_bytes = None if length is None or request.long else int(length)
+            digits = "" if length is None else length.lstrip("0")
+            request.long = length is None or len(digits) > 5 or int(digits or 0) > SHORT_BYTES
+            head.body_bytes = None if request.long else int(digits or 0)
             if head.version == "1.1" and (fields.get("expect") or "").lower() == "100-continue":
                 request.continues = True
         if parser.should_upgrade():
@@ -210,8 +211,9 @@ class RequestParser:
     def on_body(self, chunk: bytes) -> None:
         """Take a piece of the body."""
         self._body_bytes += len(chunk)
-        if self.incoming is not None and self.incoming.take(chunk):
-            self._connection.read_no_further()
+        if self.incoming is not None:
+            self.incoming.take(chunk)
+            self._connection.weigh(self.incoming, len(chunk))
 
     def on_message_complete(self) -> None:
         """End the request."""

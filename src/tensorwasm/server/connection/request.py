@@ -80,7 +80,7 @@ class WireRequest:
         long: whether its body is read while it runs; None without a body.
         ended: whether all of its body has come.
         broken: why no more of its body comes; None while more may.
-        head_bytes: how much its head takes, about.
+        waiting_bytes: how much of it came before its turn, about.
     """
 
     __slots__ = (
@@ -94,10 +94,10 @@ class WireRequest:
         "continues",
         "ended",
         "head",
-        "head_bytes",
         "keeps",
         "long",
         "seen",
+        "waiting_bytes",
     )
 
     def __init__(self, connection: HttpConnection, head: RequestHead, body: bytes | None = None) -> None:
@@ -105,7 +105,7 @@ class WireRequest:
         self._connection = connection
         self.head = head
         self.seen = b""
-        self.head_bytes = 0
+        self.waiting_bytes = 0
         self.keeps = head.keeps
         self.continues = False
         self.ended = body is not None
@@ -119,12 +119,11 @@ class WireRequest:
 
     # ---------------------------------------------------------------------------------- what the connection does
 
-    def take(self, chunk: bytes) -> bool:
-        """Take a piece of the body; return whether so much waits that the connection is to be read no further."""
+    def take(self, chunk: bytes) -> None:
+        """Take a piece of the body."""
         self._chunks.append(chunk)
         self._unread_bytes += len(chunk)
         self._wake()
-        return self.full
 
     @property
     def full(self) -> bool:

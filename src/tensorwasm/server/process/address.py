@@ -111,8 +111,10 @@ def is_reached(address: ListenAddress) -> bool:
         probe.settimeout(1.0)
         try:
             probe.connect(address.path or (address.host, address.port))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:
+            return True  # its queue is full
         return True
 
 

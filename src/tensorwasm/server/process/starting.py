@@ -54,6 +54,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     options = replace(options, address=replace(options.address, secure=tls is not None))
     os.set_inheritable(options.listening, False)
     listening = socket.socket(fileno=options.listening)
+    listening.setblocking(False)
     loading = begin_loading()
     metrics = Metrics([(route.method, route.path) for route in ALL])
     told = threading.Event()

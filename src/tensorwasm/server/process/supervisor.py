@@ -67,6 +67,7 @@ class _ServerProcess:
 
     def __init__(self, environment: Mapping[str, str], listening: int) -> None:
         self._reports, write = os.pipe()
+        started = False
         # It inherits the blocked SIGHUP until it has a handler: without one the signal would kill it.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
@@ -77,9 +78,12 @@ class _ServerProcess:
                 start_new_session=True,
                 pass_fds=(write, listening),
             )
+            started = True
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             os.close(write)
+            if not started:
+                os.close(self._reports)
 
     def send(self, options: ServeOptions) -> None:
         """Let it serve; does nothing if it has died."""
@@ -158,7 +162,9 @@ class Supervisor:
 
     def _run_one(self, options: ServeOptions) -> tuple[int, bool]:
         """Run a server to its end, and return its exit code and whether it has served."""
-        server = self._take_spare() or _ServerProcess(self._environment, options.listening)
+        server = self._take_spare() or self._start(options)
+        if server is None:
+            return 1, False
         try:
             self._child = server.process
             if self._stopping:
@@ -166,10 +172,18 @@ class Supervisor:
             server.send(options)
             served = server.reports()
             if served and server.reports():  # a spare that loads earlier would slow it down
-                self._spare = _ServerProcess(self._environment, options.listening)
+                self._spare = self._start(options)
             return server.process.wait(), served
         finally:
             server.close()
+
+    def _start(self, options: ServeOptions) -> _ServerProcess | None:
+        """Start a process; return None if the system lets none be started now."""
+        try:
+            return _ServerProcess(self._environment, options.listening)
+        except OSError as error:
+            _say(f"no process can be started: {error.strerror}")
+            return None
 
     def _take_spare(self) -> _ServerProcess | None:
         """Return the spare process, None if there is none alive."""

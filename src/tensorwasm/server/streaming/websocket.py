@@ -205,12 +205,15 @@ class WebSocket:
             self._unparsed.appendleft(rest)
         try:
             self._held.hold(len(piece))
-        except TensorWasmError as error:
-            self._protocol.fail(_TRY_AGAIN_LATER, error.message)
-        else:
             self._protocol.receive_data(piece)
-        for frame in self._protocol.events_received():
-            self._take_frame(cast("Frame", frame))
+            frames = self._protocol.events_received()
+            for frame in frames:
+                self._take_frame(cast("Frame", frame))
+            if frames and not self._ended:  # what is not whole yet began in this piece, but for fragments
+                self._held.close()
+                self._held.hold(len(self._parts))
+        except TensorWasmError as error:
+            self._fail(_TRY_AGAIN_LATER, error.message)
         self._flush()
         self._wake()
         self._parse_soon()
@@ -236,7 +239,6 @@ class WebSocket:
             return
         whole = bytes(self._parts)
         self._parts.clear()
-        self._held.close()
         try:
             self._messages.append(whole.decode() if self._is_text else whole)
         except UnicodeDecodeError:

@@ -799,3 +799,89 @@ def test_chunks_of_http_1_0_end_the_connection():
         assert client.transport.closed or client.transport.ended
 
     run(story)
+
+
+def test_a_body_that_nobody_reads_does_not_hold_up_the_next_request():
+    """Found by review: reading was paused by a body whose end had come, and nothing resumed it."""
+
+    async def story():
+        held = Held()
+        client = FakeClient(held)
+        client.send(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 70000\r\n\r\n")
+        client.send(b"x" * 70_000)
+        held.requests[0].answer(401, [])
+        assert client.transport.reading
+        client.send(GET)
+        held.requests[1].answer(200, [])
+        assert [each[0] for each in client.answers("POST", "GET")] == [401, 200]
+
+    run(story)
+
+
+@pytest.mark.parametrize("last", [b"no\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\n" + HOST + b"\r\n"])
+def test_a_slow_client_has_time_for_the_last_answers(last):
+    async def story():
+        client = FakeClient(echo)
+        clock, listener = Clock(client.listener), client.listener
+        client.send(GET)
+        client.transport.unsent = 1000
+        client.send(last)
+        clock.advance(listener, LINGER_S)
+        clock.advance(listener, STALL_S / 2)
+        assert not client.transport.aborted
+        clock.advance(listener, STALL_S / 2)
+        assert client.transport.aborted
+
+    run(story)
+
+
+def test_bodies_of_requests_that_wait_for_their_turn_are_bounded():
+    async def story():
+        held = Held()
+        client = FakeClient(held)
+        client.send(GET)
+        post = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 60000\r\n\r\n" + b"x" * 60_000
+        count = 0
+        while client.transport.reading and count < 100:
+            client.send(post)
+            count += 1
+        assert count <= 4
+        held.requests[0].answer(200, [])
+        for at in range(1, count + 1):
+            await held.has(at)
+            body = await whole(held.requests[at])
+            assert len(body) == 60_000
+            held.requests[at].answer(200, [])
+        assert client.transport.reading
+        assert client.connection._queued_bytes == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize("asks", [b"", H2C])
+@pytest.mark.parametrize("length", [b"000000", b"0" * 5000, b"0000003"])
+def test_lengths_with_many_zeros_are_lengths(asks, length):
+    async def story():
+        held = Held()
+        client = FakeClient(held)
+        body = b"abc" if length.endswith(b"3") else b""
+        client.send(b"POST / HTTP/1.1\r\n" + HOST + asks + b"Content-Length: " + length + b"\r\n\r\n" + body)
+        assert held.requests[0].ended
+        assert held.requests[0].whole() == body
+
+    run(story)
+
+
+def test_a_server_that_stops_does_not_reset_a_client_that_has_sent_more():
+    async def story():
+        held = Held()
+        client = FakeClient(held)
+        client.send(GET * 400)
+        client.connection.rest_idle()
+        held.requests[0].answer(200, [])
+        assert b"connection: close" in client.transport.sent
+        assert client.transport.ended
+        assert not client.transport.closed
+        assert client.transport.reading, "what was sent is read and dropped"
+
+    run(story)

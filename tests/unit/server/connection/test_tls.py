@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from functools import partial
 from types import SimpleNamespace
@@ -23,17 +24,20 @@ def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
+MOST = 3
+
+
 def serve_hello(wire):
     wire.answer(200, [("x-certificate", wire.certificate)], b"hello")
 
 
-def run(tmp_path, authority, story, **files):
+def run(tmp_path, authority, story, *, counts=False, **files):
     async def listened():
-        listener = Listener(serve_hello, 3, 10.0, ServerTls(str(authority.issue("server")), **files))
+        listener = Listener(serve_hello, MOST, 10.0, ServerTls(str(authority.issue("server")), **files))
         path = str(tmp_path / "socket")
         await listener.listen(listen(ListenAddress(path=path))[1])
         try:
-            await asyncio.wait_for(story(path), 30)
+            await asyncio.wait_for(story(path, listener) if counts else story(path), 30)
         finally:
             await listener.close(1.0)
 
@@ -60,6 +64,35 @@ def test_clients_that_shake_no_hands_make_room_for_those_that_do(tmp_path, autho
             writer.close()
 
     run(tmp_path, authority, story)
+
+
+def test_a_burst_of_clients_that_shake_no_hands_takes_no_more_places_than_there_are(tmp_path, authority):
+    async def story(path, listener):
+        idle = [await asyncio.open_unix_connection(path) for _ in range(20)]
+        await ask(path, authority)
+        assert len(listener._handshakes) <= MOST
+        for _, writer in idle:
+            writer.close()
+
+    run(tmp_path, authority, story, counts=True)
+
+
+def test_clients_that_take_no_part_in_an_end_leave_their_places_all_the_same(tmp_path, authority):
+    def open_one(path):
+        context = ssl.create_default_context(cafile=str(authority.file))
+        raw = socket.socket(socket.AF_UNIX)
+        raw.settimeout(20)
+        raw.connect(path)
+        return context.wrap_socket(raw, server_hostname="127.0.0.1")
+
+    async def story(path, listener):
+        idle = [await asyncio.to_thread(open_one, path) for _ in range(4 * MOST)]
+        assert (await ask(path, authority)).endswith(b"hello")
+        assert len(listener._connections) <= MOST
+        for each in idle:
+            each.close()
+
+    run(tmp_path, authority, story, counts=True)
 
 
 def test_a_handshake_has_a_time_limit(tmp_path, authority, monkeypatch):

@@ -45,3 +45,20 @@ def test_only_the_unix_socket_of_a_dead_server_is_deleted(tmp_path):
     with pytest.raises(InvalidArgs, match="is not a socket"):
         listen(address)
     assert path.read_text() == "mine"
+
+
+def test_the_unix_socket_of_a_server_that_is_being_replaced_is_not_deleted(tmp_path):
+    """Found by review: where nobody accepts, and the queue is full, connecting fails at once."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(path))
+        busy.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(str(path))
+        with pytest.raises(InvalidArgs, match="another process does"):
+            listen(ListenAddress(path=str(path)))
+        assert path.is_socket()
+        for each in waiting:
+            each.close()

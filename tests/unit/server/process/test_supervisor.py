@@ -124,6 +124,23 @@ def test_the_spare_serves_next_unless_it_died(monkeypatch, dies):
         made._spare.close()
 
 
+def test_a_server_goes_on_where_no_spare_can_be_started(monkeypatch, capsys):
+    made = make_supervisor(monkeypatch, "serve(); serve(); os._exit(0)")
+    start, started = supervisor.subprocess.Popen, []
+
+    def once(*arguments, **options):
+        if started:
+            raise BlockingIOError(11, "no process is free")
+        started.append(True)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", once)
+    assert made._run_one(OPTIONS) == (0, True)
+    assert made._spare is None
+    assert made._run_one(OPTIONS) == (1, False), "which counts as one that died before it served"
+    assert "no process is free" in capsys.readouterr().err
+
+
 def test_a_server_started_during_a_stop_is_stopped(monkeypatch):
     made = make_supervisor(monkeypatch, "import signal; signal.pause()")
     made._stopping = True

@@ -207,6 +207,24 @@ def test_a_message_that_comes_counts_against_the_budget_of_all():
     asyncio.run(story())
 
 
+def test_control_frames_take_nothing_of_the_budget():
+    async def story():
+        client = SocketClient()
+        client.budget = BodyBudget(100_000)
+        socket = client.accept()
+        client.client.send(Frame(Opcode.BINARY, b"x" * 1000, fin=False).serialize(mask=True))
+        ping = Frame(Opcode.PING, b"x" * 100).serialize(mask=True)
+        for _ in range(20):
+            client.client.send(ping * 100)
+            await turns(10)
+        assert client.budget.free_bytes >= 100_000 - 1000 - websocket.PIECE_BYTES
+        client.client.send(Frame(Opcode.CONT, b"y").serialize(mask=True))
+        assert len(await socket.receive()) == 1001
+        assert client.budget.free_bytes == 100_000
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     ("payload", "code"), [(b"\xff", 1007), (b"x" * (4 * websocket.MAX_TEXT + 1), 1009)], ids=["no UTF-8", "long"]
 )
