@@ -315,7 +315,7 @@ class HttpConnection(GatheringWriter):
         self._transport.abort()
 
     def make_room(self) -> None:
-        """End the connection, which waits for nobody but the client, so that another one may take its place."""
+        """End the connection to free its place for another; what the client has not taken yet is lost."""
         self.keeping = False
         self._listener.heads.end(self)
         self._listener.closing.end(self)

@@ -101,7 +101,7 @@ class Listener:
     def __init__(
         self, begin: Callable[[WireRequest], None], most: int, body_timeout_s: float, tls: ServerTls | None = None
     ) -> None:
-        """Take nobody yet."""
+        """Begin without connections."""
         self.begin, self._most, self.tls = begin, most, tls
         self.keeping = True
         self.known = KnownHeads()

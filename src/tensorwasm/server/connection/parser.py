@@ -153,7 +153,7 @@ class RequestParser:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head, or of trailers, which nobody reads."""
+        """Take a field of the head, or of trailers; those are counted and dropped."""
         self._field_count += 1
         self._field_bytes += len(name) + len(value)
         if self._field_count > MAX_FIELDS or self._field_bytes + len(self._target) > MAX_HEAD_BYTES:

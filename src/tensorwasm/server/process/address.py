@@ -74,7 +74,7 @@ def listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
     if address.path:
         _clear(address)
     listening = socket.socket(address.family, socket.SOCK_STREAM)
-    masked = os.umask(0o177)  # a Unix socket is nobody else's
+    masked = os.umask(0o177)  # the file of a Unix socket is for this user alone
     try:
         if address.path:
             listening.bind(address.path)
