@@ -1,5 +1,6 @@
 """One-shot calls inline on an event loop's thread: within a slice, or not at all."""
 
+import itertools
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from tensorwasm import Runtime
-from tensorwasm.errors import GuestTrap, InvalidArgs, MissingExport
+from tensorwasm.errors import GuestTrap, InvalidArgs, InvokeTimeout, MissingExport
 from tensorwasm.runtime.invoke import inline
 
 PURE = bytes(
@@ -90,6 +91,30 @@ def test_a_guest_that_takes_too_long_is_ended_and_leaves_the_thread_alone_for_a_
     pure.long = False
     inline.slice_budget()._free_ns = time.monotonic_ns() + 3600 * 10**9
     assert pure.dispatch.begin_pure("add", (2, 3), "default") is None
+
+
+def test_a_module_is_long_only_if_several_calls_in_a_row_were_ended(pure):
+    """Found under full load: time that the machine did not give counted, and all calls went where nobody had time."""
+    spent_ns = itertools.count(step=inline.ONE_SHOT_NS)
+    budget = inline.SliceBudget(spent_ns=lambda: next(spent_ns))
+
+    class Plan:
+        def __init__(self, ends):
+            self.ends = ends
+
+        def invoke(self, *_):
+            if self.ends:
+                raise InvokeTimeout("it was ended")
+            return "done"
+
+    for _ in range(3):
+        for _ in range(inline.LATE_CALLS - 1):
+            assert budget.run_one_shot(pure, Plan(True), ()) is None
+            assert not pure.long
+        assert budget.run_one_shot(pure, Plan(False), ()) == "done"
+    for _ in range(inline.LATE_CALLS):
+        budget.run_one_shot(pure, Plan(True), ())
+    assert pure.long
 
 
 def test_only_guests_without_imports_that_a_timer_can_end_run_inline(runtime):

@@ -2,8 +2,7 @@
 
 Most guests end within microseconds, and a thread would cost more than everything else. So an event loop's thread runs a
 guest itself, for a slice of half a millisecond. It loses a tenth of its time at most to slices that were used up,
-beside two milliseconds at once; past that it begins no guest for a while. A function whose last guests ran long is not
-begun here.
+beside 20 ms at once; past that it begins no guest for a while. A function whose last guests ran long is not begun here.
 
 A guest of a module without imports has no effect but its results. It gets a quarter of a millisecond without being a
 fiber, at half of a fiber's cost; past that it is ended, and called anew elsewhere.
@@ -29,9 +28,13 @@ if TYPE_CHECKING:
 COOL_DOWN: Final = 9
 """Pause after an exhausted slice, as a multiple of it, once nothing is left of `SPARE_NS`."""
 
-SPARE_NS: Final = 4 * SLICE_NS
+SPARE_NS: Final = 40 * SLICE_NS
 """What a loop may lose at once to exhausted slices, if it has lost nothing for `COOL_DOWN` times as long: a short guest
 takes long now and then, and a pause after that would send all others elsewhere."""
+
+LATE_CALLS: Final = 6
+"""Calls of a module, one after the other, that are ended before it is marked as one that runs long. A virtual machine
+counts time that it did not have: of a short guest, two in a row are ended every few seconds under full load."""
 
 LITTLE_NS: Final = SLICE_NS // 2
 """Below this, elapsed time is used and the CPU clock is not read."""
@@ -76,7 +79,7 @@ class SliceBudget:
     def run_one_shot(self, module: DeployedModule, plan: OneShotPlan, args: Sequence[object]) -> Invocation | None:
         """Make a call that may be ended and made anew elsewhere, if there is time for it now; else return None.
 
-        A module of which two calls are ended for running long, one after the other, is marked as such. A call that was
+        A module of which `LATE_CALLS` are ended, one after the other, is marked as one that runs long. A call that was
         ended because other threads had the processor is made again: what waits elsewhere would wait for those, too.
         """
         for _ in range(2):
@@ -90,11 +93,12 @@ class SliceBudget:
             except InvokeTimeout:
                 spent_ns = self._spent_ns() - before_ns
                 if spent_ns >= ONE_SHOT_NS // 2:
-                    module.long, module.late = module.late, True
+                    module.late += 1
+                    module.long = module.late >= LATE_CALLS
                     self._lose(spent_ns)
                     return None
             else:
-                module.late = False
+                module.late = 0
                 return outcome
             finally:
                 alarm.rest()
