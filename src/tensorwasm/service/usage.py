@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Final
 
 from tensorwasm.database.engine.executor import DatabaseExecutor
@@ -36,11 +38,29 @@ class UsageReport:
     total: UsageAmounts
 
 
-class UsageMeter:
-    """What all tenants use, flushed every `flush_s`. For one event loop."""
+WriteUsage = Callable[[int, Mapping[int, UsageAmounts]], Awaitable[None]]
+"""Keeps what tenants used in an hour, given by its start."""
 
-    def __init__(self, database: DatabaseExecutor, clock: Clock = SYSTEM, flush_s: float = FLUSH_S) -> None:
+
+class UsageMeter:
+    """What all tenants use, flushed every `flush_s`. For one event loop.
+
+    Args:
+        database: where usage is.
+        clock: of hours.
+        flush_s: seconds between flushes.
+        write: keeps what was used; None adds it to the database.
+    """
+
+    def __init__(
+        self,
+        database: DatabaseExecutor,
+        clock: Clock = SYSTEM,
+        flush_s: float = FLUSH_S,
+        write: WriteUsage | None = None,
+    ) -> None:
         self._database = database
+        self._keep: WriteUsage = write or partial(database.write, add_usage)
         self._clock = clock
         self._flush_s = flush_s
         self._counts: dict[int, list[int]] = {}
@@ -92,6 +112,12 @@ class UsageMeter:
         counts[5] += bytes_in
         counts[6] += bytes_out
 
+    def add(self, hour_unix_ms: int, tenant: int, used: UsageAmounts) -> None:
+        """Count what another process counted for a tenant in an hour."""
+        waiting = self._unwritten.setdefault(hour_unix_ms, {})
+        before = waiting.get(tenant, [0] * len(AMOUNTS))
+        waiting[tenant] = [a + b for a, b in zip(before, astuple(used), strict=True)]
+
     async def flush(self) -> None:
         """Write what was counted; if the database raises, it stays counted for the next flush."""
         while self._flushing is not None:
@@ -103,9 +129,14 @@ class UsageMeter:
         try:
             self._close_period()
             for hour in sorted(self._unwritten):
-                used = {tenant: UsageAmounts(*counts) for tenant, counts in self._unwritten[hour].items()}
-                await self._database.write(add_usage, hour, used)
-                del self._unwritten[hour]
+                counted = self._unwritten.pop(hour)
+                used = {tenant: UsageAmounts(*counts) for tenant, counts in counted.items()}
+                try:
+                    await self._keep(hour, used)
+                except BaseException:
+                    for tenant, amounts in used.items():  # others may have been added meanwhile
+                        self.add(hour, tenant, amounts)
+                    raise
         finally:
             self._flushing = None
 
@@ -128,7 +159,7 @@ class UsageMeter:
         since, until = since_unix_ms // HOUR_MS * HOUR_MS, -(-until_unix_ms // HOUR_MS) * HOUR_MS
         if not 0 <= since_unix_ms <= until_unix_ms or until - since > MAX_HOURS * HOUR_MS:
             raise InvalidRequest("since comes before until, by a year and a day at most")
-        if self._counts or self._unwritten:
+        if self._counts or self._unwritten or self._flushing is not None:
             await self.flush()
         hours = await self._database.read(list_usage, tenant, since, until)
         total = UsageAmounts(*(sum(getattr(each, name) for _, each in hours) for name in AMOUNTS))

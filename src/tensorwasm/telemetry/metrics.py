@@ -9,6 +9,8 @@ Events are counted through a child that is fetched once; states are read from a 
     metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
     metrics.render()   # on a thread, if there are many routes: a millisecond for 150 samples
 
+Where several processes serve together, each has its own, and one adds up the `Snapshot` of all when they are rendered.
+
 `RouteCounts` are for one thread, the server's loop; everything else is thread-safe.
 """
 
@@ -29,7 +31,7 @@ from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import package_version
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import Metric
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,6 +48,7 @@ _STATUSES: Final = range(100, 600)
 _REQUESTS: Final = "tensor_wasm_http_requests_total"
 _DURATION: Final = "tensor_wasm_http_request_duration_seconds"
 _IN_FLIGHT: Final = "tensor_wasm_http_requests_in_flight"
+_BUILD: Final = "tensor_wasm_build_info"
 
 
 HTTP_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -124,6 +127,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("tensor_wasm_audit_failing", "gauge", "1 while the audit log cannot be written."),
     Family("tensor_wasm_database_commits_total", "counter", "Transactions committed."),
     Family("tensor_wasm_database_waiting", "gauge", "Calls that wait for the database."),
+    Family("tensor_wasm_fronts", "gauge", "Processes that accept requests besides the one that has the database."),
     Family("tensor_wasm_workers_alive", "gauge", "Live worker processes."),
     Family(
         "tensor_wasm_worker_restarts_total", "counter", "Worker processes replaced after they died or were retired."
@@ -137,6 +141,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
 )
 
 BY_NAME: Final = {family.name: family for family in FAMILIES}
+_COUNTERS: Final = frozenset(family.name for family in FAMILIES if family.kind == "counter")
 
 
 def family_of(name: str, kind: str, labels: tuple[str, ...] = ()) -> Family:
@@ -208,6 +213,38 @@ class RouteCounts:
         series[-1] += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Samples by name of their family, with their label values: values of counters and gauges, counts of histograms."""
+
+    values: Mapping[str, Sequence[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
+    histograms: Mapping[str, Sequence[tuple[tuple[str, ...], list[float]]]] = field(default_factory=dict)
+
+    def __add__(self, other: Snapshot) -> Snapshot:
+        """Return the sums of samples that have the same labels; of a family that describes the build, the samples."""
+        values, histograms = {}, {}
+        for name in {**self.values, **other.values}:
+            sums: dict[tuple[str, ...], float] = dict(self.values.get(name, ()))
+            for labels, value in other.values.get(name, ()):
+                sums[labels] = value if name == _BUILD else sums.get(labels, 0) + value
+            values[name] = list(sums.items())
+        for name in {**self.histograms, **other.histograms}:
+            series: dict[tuple[str, ...], list[float]] = dict(self.histograms.get(name, ()))
+            for labels, counts in other.histograms.get(name, ()):
+                before = series.get(labels)
+                series[labels] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
+            histograms[name] = list(series.items())
+        return Snapshot(values, histograms)
+
+    def lasting(self) -> Snapshot:
+        """Return what still counts once its process has ended: counters and histograms."""
+        counters = {name: values for name, values in self.values.items() if name in _COUNTERS}
+        return Snapshot(counters, self.histograms)
+
+
+NO_SAMPLES: Final = Snapshot()
+
+
 class Metrics:
     """All metrics of a service, in a registry of its own.
 
@@ -225,14 +262,13 @@ class Metrics:
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {family.name: {} for family in FAMILIES}
         self._sources: dict[str, MetricSource] = {}
         self._lock = threading.Lock()
-        self._registry: CollectorRegistry | None = None
         for family in FAMILIES:
             if not family.labels and family.kind == "histogram":
                 self.histogram(family.name)
             elif not family.labels:
                 self._value(family.name, family.kind)
         target = f"{platform.machine()}-{platform.system().lower()}"
-        self.gauge("tensor_wasm_build_info", package_version(), "unknown", "", "release", target).set(1)
+        self.gauge(_BUILD, package_version(), "unknown", "", "release", target).set(1)
 
     def counter(self, name: str, *labels: str) -> MetricValue:
         """Return the child of a counter with these label values, to be kept; for an unknown one, raise InvalidArgs."""
@@ -262,28 +298,27 @@ class Metrics:
         """Read a family with a tenant label, as `read` does; see `TENANTS`."""
         self.read(name, lambda: _by_tenant(source()))
 
-    def render(self) -> bytes:
-        """Return everything in the text format of `CONTENT_TYPE`."""
+    def render(self, others: Snapshot = NO_SAMPLES) -> bytes:
+        """Return everything in the text format of `CONTENT_TYPE`, with the samples of other processes added."""
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - 30 ms, once
 
-        if self._registry is None:
-            self._registry = CollectorRegistry()
-            self._registry.register(self)
-            ProcessCollector(registry=self._registry)
-        return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(_Collector(self.snapshot() + others))
+        ProcessCollector(registry=registry)
+        return generate_latest(registry)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family, as a collector of prometheus_client does."""
-        from prometheus_client import core  # noqa: PLC0415 - the same
-
+    def snapshot(self) -> Snapshot:
+        """Return all samples. A family whose source fails is left out."""
+        values, histograms = {}, {}
         for family in FAMILIES:
             try:
                 if family.kind == "histogram":
-                    yield _histogram(core, family, self._counts_of(family.name))
+                    histograms[family.name] = self._counts_of(family.name)
                 else:
-                    yield _plain(core, family, self._values_of(family.name))
+                    values[family.name] = list(self._values_of(family.name))
             except Exception:  # noqa: BLE001 - a failing source must not take the other families with it
                 _LOG.exception("the source of %s failed: it is left out", family.name)
+        return Snapshot(values, histograms)
 
     def _value(self, name: str, kind: str, *labels: str) -> MetricValue:
         family_of(name, kind, labels)
@@ -311,6 +346,22 @@ class Metrics:
             ]
         with self._lock:
             return [(labels, histogram.counts()) for labels, histogram in self._histograms[name].items()]
+
+
+class _Collector:
+    """A collector of prometheus_client over a snapshot."""
+
+    def __init__(self, samples: Snapshot) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client import core  # noqa: PLC0415 - 30 ms, once
+
+        for family in FAMILIES:
+            if family.name in self._samples.histograms:
+                yield _histogram(core, family, self._samples.histograms[family.name])
+            elif family.name in self._samples.values:
+                yield _plain(core, family, self._samples.values[family.name])
 
 
 def _no_counts(bounds: tuple[float, ...]) -> list[float]:

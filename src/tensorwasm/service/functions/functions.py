@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Concatenate, Final, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.database import Connection
@@ -72,6 +72,7 @@ class Functions:
 
     Attributes:
         find: returns what a tenant's reference is cached to lead to; None if `resolve` must look it up.
+        tell: is awaited with what `forget` takes before a change is acknowledged; None for nothing.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Functions:
         self._now_unix_ms = now_unix_ms
         self._cache = ResolutionCache()
         self.find = self._cache.find
+        self.tell: Callable[[Sequence[str], Sequence[tuple[int, str]]], Awaitable[None]] | None = None
 
     # ---------------------------------------------------------------- deploying
 
@@ -164,14 +166,13 @@ class Functions:
         record = FunctionRecord(function_id, tenant, name, 1, now, now)
         version = VersionRecord(function_id, 1, digest, size_bytes, options, now)
         try:
-            added = await self._database.write(records.insert, record, version, note, unique=unique)
+            added = await self._change((), [(tenant, name)], records.insert, record, version, note, unique=unique)
         except Repeated:
             await self.modules.run(self.modules.release, tenant, function_id)
             raise
         if not added:
             await self.modules.run(self.modules.release, tenant, function_id)
             return None
-        self._cache.forget_name(tenant, name)
         return record
 
     async def update(
@@ -202,10 +203,10 @@ class Functions:
                 made = await self._derive(tenant, before, wanted, module, options, gone)
                 derived = before.current if module is None or options is None else None
             now = self._now_unix_ms()
-            changed = await self._change(before.id, records.update, tenant, before.id, made, name, now, derived, note)
+            changed = await self._change(
+                [before.id], [(tenant, wanted)], records.update, tenant, before.id, made, name, now, derived, note
+            )
             if changed is not None:
-                if changed.name != before.name:
-                    self._cache.forget_name(tenant, changed.name)
                 return changed
         raise Conflict("the function is being changed concurrently: try again")
 
@@ -229,12 +230,12 @@ class Functions:
     async def promote(self, tenant: int, function: str, number: int) -> FunctionRecord:
         """Make a version the current one."""
         function_id = await self._identify(tenant, function)
-        return await self._change(function_id, records.promote, tenant, function_id, number, self._now_unix_ms())
+        return await self._change([function_id], (), records.promote, tenant, function_id, number, self._now_unix_ms())
 
     async def delete(self, tenant: int, function: str) -> None:
         """Delete a function with its versions and aliases; running calls continue."""
         function_id = await self._identify(tenant, function)
-        await self._change(function_id, records.delete, tenant, function_id)
+        await self._change([function_id], (), records.delete, tenant, function_id)
         await self.modules.run(self.modules.release, tenant, function_id)
 
     # ---------------------------------------------------------------- reading
@@ -267,12 +268,12 @@ class Functions:
         """Make an alias refer to a version; raise InvalidName, or Conflict if the function has too many aliases."""
         function_id = await self._identify(tenant, function)
         record = AliasRecord(function_id, checked_alias(alias), number, self._now_unix_ms())
-        return await self._change(function_id, records.set_alias, tenant, record)
+        return await self._change([function_id], (), records.set_alias, tenant, record)
 
     async def delete_alias(self, tenant: int, function: str, alias: str) -> None:
         """Delete an alias."""
         function_id = await self._identify(tenant, function)
-        await self._change(function_id, records.delete_alias, tenant, function_id, alias)
+        await self._change([function_id], (), records.delete_alias, tenant, function_id, alias)
 
     # ---------------------------------------------------------------- calling
 
@@ -349,15 +350,40 @@ class Functions:
         return function if is_id(function) else (await self.get(tenant, function)).id
 
     async def _change(
-        self, function_id: str, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+        self,
+        functions: Sequence[str],
+        names: Sequence[tuple[int, str]],
+        write: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
-        """Write to the database, and then forget the function's resolved references, even if the caller has left."""
+        """Write to the database, and then forget what may have changed, as `forget`, even if the caller has left."""
 
-        def forget(done: asyncio.Future[T]) -> None:
-            self._cache.forget(function_id)
-            if not done.cancelled():
-                done.exception()  # mark it as retrieved: the caller may have left
+        async def change() -> T:
+            try:
+                return await self._database.write(write, *args, **kwargs)
+            finally:
+                self.forget(functions, names)
+                if self.tell is not None:
+                    await self.tell(functions, names)
 
-        task = asyncio.ensure_future(self._database.write(write, *args, **kwargs))
-        task.add_done_callback(forget)
+        task = asyncio.ensure_future(change())
+        task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
+
+    def forget(self, functions: Sequence[str], names: Sequence[tuple[int, str]]) -> None:
+        """Forget the resolved references to functions by their IDs, and those with the names of tenants' functions."""
+        for function_id in functions:
+            self._cache.forget(function_id)
+        for tenant, name in names:
+            self._cache.forget_name(tenant, name)
+
+    def forget_all(self) -> None:
+        """Forget all resolved references."""
+        self._cache.clear()
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Mark a result as retrieved: the caller may have left."""
+    if not done.cancelled():
+        done.exception()

@@ -239,6 +239,12 @@ class ResolutionCache:
             if not keys:
                 del self._keys[gone.record.id]
 
+    def clear(self) -> None:
+        """Remove all references."""
+        self.changes += 1
+        self._keys.clear()
+        self._cached = LruCache(KEPT_REFERENCES, KEPT_BYTES)
+
     def forget(self, function_id: str) -> None:
         """Remove all references to a function."""
         self.changes += 1

@@ -52,8 +52,10 @@ class IdentityCache:
         clock: of all times.
         sleep: waits some seconds.
         caps: quotas of tenants without their own, by the names of `tensorwasm.tenancy.quotas.CAPS`.
+        tidies: whether ended tokens are erased from the database by this process.
 
     Attributes:
+        tell: is awaited after each change of this process, before it is acknowledged; None for nothing.
         policies: of the tenants that have their own, updated in place.
         default_policy: of all others.
     """
@@ -65,12 +67,16 @@ class IdentityCache:
         clock: Clock = SYSTEM,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         caps: Mapping[str, int] = MappingProxyType({}),
+        *,
+        tidies: bool = True,
     ) -> None:
         self._database = database
         self._tokens = tokens
         self._clock = clock
         self._sleep = sleep
         self._caps = dict(caps)
+        self._tidies = tidies
+        self.tell: Callable[[], Awaitable[None]] | None = None
         self.default_policy = TenantPolicy(quotas=MappingProxyType(self._caps))
         self.policies: dict[int, TenantPolicy] = {}
         self._revision = 0
@@ -93,6 +99,11 @@ class IdentityCache:
         async with self._lock:
             if self._read_s < asked_s - FRESH_S:
                 await self._read()
+
+    async def read_again(self) -> None:
+        """Return once all changes of other processes so far are known. Raises as `catch_up`."""
+        async with self._lock:
+            await self._read()
 
     async def change(self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the records that `write` wrote, once they are in the database and known here.
@@ -117,7 +128,7 @@ class IdentityCache:
             async with self._lock:
                 await self._read()
             self._rounds += 1
-            if self._rounds % TIDY_ROUNDS == 0:
+            if self._tidies and self._rounds % TIDY_ROUNDS == 0:
                 self._tokens.sweep(self._clock.unix_ms())
                 await self._database.write(erase_dead_tokens, self._clock.unix_ms() - KEEP_DEAD_MS)
         except Exception as error:  # noqa: BLE001 - without further reads revoked tokens would stay valid
@@ -131,7 +142,9 @@ class IdentityCache:
         async with self._lock:
             records = await self._database.write(write, *args, **kwargs)
             self._apply(records)
-            return records
+        if self.tell is not None:
+            await self.tell()
+        return records
 
     async def _read(self) -> None:
         began_s = self._clock.monotonic_s()

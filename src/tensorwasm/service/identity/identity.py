@@ -377,16 +377,19 @@ class Identity:
     first_token: NewToken | None = field(repr=False)
 
 
-async def open_identity(settings: ServiceSettings, database: DatabaseExecutor, clock: Clock = SYSTEM) -> Identity:
+async def open_identity(
+    settings: ServiceSettings, database: DatabaseExecutor, clock: Clock = SYSTEM, *, writes: bool = True
+) -> Identity:
     """Open tokens and tenants; the caller must run `IdentityCache.follow`. Raise InvalidArgs for an invalid setting.
 
     Requests without a token are accepted only if the operator allows it and there is no token and no issuer. If there
-    is no token otherwise, the first one is made. The capability that makes it is not kept.
+    is no token otherwise, the first one is made, unless another process `writes`. The capability that makes it is not
+    kept.
     """
     table = TokenTable(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
     verifier = await asyncio.to_thread(open_verifier, settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
     listed = len(table) > 0
-    identities = IdentityCache(database, table, clock, caps=parse_caps(settings.tenant_caps))
+    identities = IdentityCache(database, table, clock, caps=parse_caps(settings.tenant_caps), tidies=writes)
     await identities.catch_up()
     developing = settings.allow_dev_mode and verifier is None and not len(table)
     registry, everything = Registry.open()
@@ -396,5 +399,5 @@ async def open_identity(settings: ServiceSettings, database: DatabaseExecutor, c
         identities,
         tokens,
         Tenants(database, identities, registry, clock),
-        None if developing or listed else await tokens.ensure_first_token(everything),
+        None if developing or listed or not writes else await tokens.ensure_first_token(everything),
     )

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -182,7 +182,7 @@ class AuditLog:
         self._full_bytes = full_bytes
         self._keep = keep
         self._now_unix_ms = now_unix_ms
-        self._queue: deque[AuditRecord] = deque()
+        self._queue: deque[AuditRecord | bytes] = deque()
         self._pending: list[bytes] = []  # records encoded, and not written yet
         self._refusals = Buckets(1)
         self._dropped = self._suppressed = 0
@@ -216,6 +216,16 @@ class AuditLog:
         queue.append(record)
         if len(queue) == self._flush_lines:
             self._wake.set()
+
+    def extend(self, encoded: Sequence[bytes], dropped: int, suppressed: int) -> None:
+        """Append records that another process has encoded, and count those that it lost or only counted."""
+        room = max(0, self._queue_lines - len(self._queue)) if self._thread is not None else len(encoded)
+        self._dropped += dropped + len(encoded[room:])
+        self._suppressed += suppressed
+        if self._thread is not None:
+            self._queue.extend(encoded[:room])
+            if len(self._queue) >= self._flush_lines:
+                self._wake.set()
 
     def reopen(self) -> None:
         """Make the thread continue in a new file if the old one was moved away."""
@@ -301,7 +311,8 @@ class AuditLog:
         pending, queue = self._pending, self._queue
         lines = max(_TURN_LINES.start, min(len(queue) // _TURN_PART, _TURN_LINES[-1]))
         while queue and len(pending) < lines:
-            pending.append(encode(queue.popleft()))
+            record = queue.popleft()
+            pending.append(record if isinstance(record, bytes) else encode(record))
         if not pending:
             return 0
         chain = Chain(self._head.seq, self._head.hash)

@@ -1,0 +1,220 @@
+"""A front's side of its link to the primary: what it leaves to it to write, and what it must read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import astuple
+from typing import Any, Final
+
+from tensorwasm.database.usage import UsageAmounts
+from tensorwasm.errors import NotReady
+from tensorwasm.service.fleet.link import MAX_FRAME_BYTES, Link
+from tensorwasm.service.fleet.messages import (
+    AnyMessage,
+    AskMetrics,
+    Changed,
+    Done,
+    Hello,
+    MetricsSnapshot,
+    Report,
+    StreamEnded,
+    UsedByTenant,
+)
+from tensorwasm.service.invocations.streaming import StreamEnding, StreamEndings
+from tensorwasm.telemetry.metrics import Snapshot
+from tensorwasm.tenancy.audit import AuditRecord, AuditStatistics, encode
+from tensorwasm.tenancy.audit.log import QUEUE_LINES, REFUSED_BURST, REFUSED_QPS
+from tensorwasm.tenancy.buckets import Buckets
+
+AUDIT_S: Final = 0.05
+"""Seconds between two reports of audit records; what is not reported yet is lost if the process is killed."""
+
+AUDIT_LINES: Final = 256
+"""Most records encoded at a time, in which the event loop does nothing else: 2 us each."""
+
+AGAIN_S: Final = 0.02
+"""Pause between two attempts to reach the primary. While it is replaced, they wait in the queue of its socket."""
+
+_log = logging.getLogger(__name__)
+
+
+class PrimaryLink:
+    """A front's link to the primary, made again whenever it ends. For one event loop.
+
+    Args:
+        path: of the primary's socket.
+        refresh: reads again what has changed; None stands for everything.
+        metrics: returns this process's.
+    """
+
+    def __init__(
+        self, path: str, refresh: Callable[[Changed | None], Awaitable[None]], metrics: Callable[[], Snapshot]
+    ) -> None:
+        self._path, self._refresh, self._metrics = path, refresh, metrics
+        self._link: Link | None = None
+        self._made = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Return once the primary has answered; from then on the link is kept."""
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+        await self._made.wait()
+
+    async def close(self) -> None:
+        """Report the last metrics, and end the link. Idempotent."""
+        if self._keeping is None:
+            return
+        with suppress(NotReady, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self.ask(self._snapshot())
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        self._keeping = None
+
+    async def ask(self, message: AnyMessage) -> Any:
+        """Return the primary's answer; waits for a primary. Raises as `Link.ask`."""
+        await self._made.wait()
+        assert self._link is not None  # noqa: S101 - it is made
+        return await self._link.ask(message)
+
+    async def require(self) -> None:
+        """Raise NotReady if there is no primary now."""
+        if not self._made.is_set():
+            raise NotReady("the primary process is being replaced")
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_FRAME_BYTES)
+            except OSError as error:
+                _log.info("the primary cannot be reached: %s", error.strerror)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            link = Link(reader, writer, self._answer)
+            running = asyncio.get_running_loop().create_task(link.run())
+            try:
+                await link.ask(Hello(os.getpid()))
+                await self._refresh(None)
+                self._link = link
+                self._made.set()
+                await running
+            except NotReady as error:
+                _log.info("the primary does not answer: %s", error.message)
+                await asyncio.sleep(AGAIN_S)
+            finally:
+                self._made.clear()
+                link.close()
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def _answer(self, message: AnyMessage) -> AnyMessage:
+        if isinstance(message, Changed):
+            await self._refresh(message)
+        elif isinstance(message, AskMetrics):
+            return self._snapshot()
+        return Done()
+
+    def _snapshot(self) -> MetricsSnapshot:
+        found = self._metrics()
+        return MetricsSnapshot(found.values, found.histograms)
+
+    async def write_usage(self, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
+        """Report what tenants used in an hour; raises as `Link.ask`."""
+        amounts = [UsedByTenant(hour_unix_ms, tenant, list(astuple(each))) for tenant, each in used.items()]
+        await self.ask(Report(usage=amounts))
+
+
+class ReportedAudit:
+    """The audit log of a front: records are encoded here, and chained and written by the primary.
+
+    They are kept until the primary has them, at most as many as an `AuditLog` keeps. For one event loop.
+    """
+
+    def __init__(self, link: PrimaryLink) -> None:
+        self._link = link
+        self._queue: deque[AuditRecord] = deque()
+        self._refusals = Buckets(1)
+        self._unsent: list[bytes] = []
+        self._dropped = self._suppressed = self._written = 0
+        self._told = [0, 0]
+        self._wake = asyncio.Event()
+        self._reporting = asyncio.get_running_loop().create_task(self._run())
+
+    def append(self, record: AuditRecord) -> None:
+        """Append a record without waiting."""
+        if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
+            self._suppressed += 1
+        elif len(self._queue) >= QUEUE_LINES:
+            self._dropped += 1
+        else:
+            self._queue.append(record)
+            if len(self._queue) == AUDIT_LINES:
+                self._wake.set()
+
+    def reopen(self) -> None:
+        """Do nothing: the file is the primary's."""
+
+    def statistics(self) -> AuditStatistics:
+        """Return the counters; the primary counts what it writes."""
+        return AuditStatistics(0, len(self._queue) + len(self._unsent), 0, 0, failing=False)
+
+    async def close(self) -> None:
+        """Report what is left, within 5 s at most."""
+        self._reporting.cancel()
+        await asyncio.gather(self._reporting, return_exceptions=True)
+        with suppress(NotReady, TimeoutError):
+            async with asyncio.timeout(5.0):
+                while self._queue or self._unsent:
+                    await self._report()
+        if lost := len(self._queue) + len(self._unsent):
+            _log.error("%d audit records could not be given to the primary", lost)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), AUDIT_S)
+            self._wake.clear()
+            try:
+                while self._queue or self._unsent or self._told != [self._dropped, self._suppressed]:
+                    await self._report()
+            except NotReady as error:
+                _log.info("audit records wait for the primary: %s", error.message)
+
+    async def _report(self) -> None:
+        """Report some records; if that fails, they are reported again."""
+        queue, unsent = self._queue, self._unsent
+        while queue and len(unsent) < AUDIT_LINES:
+            unsent.append(encode(queue.popleft()))
+        counted = [self._dropped, self._suppressed]
+        dropped, suppressed = counted[0] - self._told[0], counted[1] - self._told[1]
+        await self._link.ask(Report(audit=unsent, dropped=dropped, suppressed=suppressed))
+        self._told = counted
+        self._unsent = []
+
+
+class ReportedEndings(StreamEndings):
+    """Ends of a front's streams, which the primary is told."""
+
+    def __init__(self, link: PrimaryLink) -> None:
+        super().__init__()
+        self._link = link
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def put(self, tenant: int, outcome: StreamEnding) -> None:
+        """Tell the primary; it knows before the client of the stream can ask."""
+        ended = StreamEnded(
+            tenant, outcome.request_id, outcome.reference, outcome.status, outcome.reason, outcome.message
+        )
+        task = asyncio.get_running_loop().create_task(self._tell(ended))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, ended: StreamEnded) -> None:
+        with suppress(NotReady):  # it has ended, and what it knew with it
+            await self._link.ask(Report(ended=[ended]))

@@ -1,0 +1,98 @@
+"""Messages between a front and the primary. Both are of one user and of one release, or of two that follow one another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+PROTOCOL: Final = 1
+
+LabelledValue = tuple[tuple[str, ...], float]
+LabelledCounts = tuple[tuple[str, ...], list[float]]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """What one process tells the other; each message is answered by another one."""
+
+
+class Hello(Message):
+    """A front's first message: its process, and the release of these messages."""
+
+    pid: int
+    protocol: int = PROTOCOL
+
+
+class Done(Message):
+    """What was told is done."""
+
+
+class Failed(Message):
+    """What was told could not be done; the reason is for the log."""
+
+    reason: str
+
+
+class StreamEnded(msgspec.Struct, frozen=True, gc=False):
+    """How a stream of a front ended; fields as of `tensorwasm.service.invocations.streaming.StreamEnding`."""
+
+    tenant: int
+    request_id: str
+    reference: str
+    status: str
+    reason: str
+    message: str
+
+
+class UsedByTenant(msgspec.Struct, frozen=True, gc=False):
+    """What a tenant used in an hour: amounts in the order of `tensorwasm.database.usage.AMOUNTS`."""
+
+    hour_unix_ms: int
+    tenant: int
+    amounts: list[int]
+
+
+class Report(Message):
+    """What a front leaves to the primary to write.
+
+    Attributes:
+        audit: records, encoded.
+        dropped: records that were lost for lack of room since the last report.
+        suppressed: records without an actor that were only counted.
+        usage: of tenants, since the last report.
+        ended: streams that ended.
+    """
+
+    audit: list[bytes] = []
+    dropped: int = 0
+    suppressed: int = 0
+    usage: list[UsedByTenant] = []
+    ended: list[StreamEnded] = []
+
+
+class Changed(Message):
+    """What fronts must read again; it is acknowledged once nothing older is used.
+
+    Attributes:
+        identities: whether tokens or tenants changed.
+        functions: IDs of functions that changed.
+        names: tenants and names by which another function may be found now.
+    """
+
+    identities: bool = False
+    functions: list[str] = []
+    names: list[tuple[int, str]] = []
+
+
+class AskMetrics(Message):
+    """Asks a front for its metrics."""
+
+
+class MetricsSnapshot(Message):
+    """The metrics of one process, by family: values of counters and gauges, counts of histograms."""
+
+    values: dict[str, list[LabelledValue]]
+    histograms: dict[str, list[LabelledCounts]]
+
+
+AnyMessage = Hello | Done | Failed | Report | Changed | AskMetrics | MetricsSnapshot

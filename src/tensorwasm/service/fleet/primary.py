@@ -1,0 +1,204 @@
+"""`Fronts`: the primary's side of the links to the processes that accept requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorwasm.errors import NotReady
+from tensorwasm.service.fleet.link import MAX_FRAME_BYTES, Link
+from tensorwasm.service.fleet.messages import (
+    PROTOCOL,
+    AnyMessage,
+    AskMetrics,
+    Changed,
+    Done,
+    Failed,
+    Hello,
+    MetricsSnapshot,
+    Report,
+)
+from tensorwasm.telemetry.metrics import Snapshot
+
+LATE_S: Final = 5.0
+"""Time in which a front must acknowledge a change. One that does not is killed: it would act on what is revoked."""
+
+METRICS_S: Final = 1.0
+"""Time in which a front must give its metrics; a later one is left out."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """A front's process, by a descriptor that stays its own when its number is used again."""
+
+    pid: int
+    descriptor: int
+
+    @classmethod
+    def open(cls, pid: int) -> _Process | None:
+        """Return a process; None if it has ended."""
+        try:
+            return cls(pid, os.pidfd_open(pid))
+        except OSError:
+            return None
+
+    @property
+    def ended(self) -> bool:
+        return bool(select.select([self.descriptor], [], [], 0)[0])
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(slots=True, eq=False)
+class _Front:
+    """A front that is connected; `metrics` are its last ones."""
+
+    link: Link
+    process: _Process
+    metrics: Snapshot = field(default_factory=Snapshot)
+
+
+class Fronts:
+    """All fronts of this primary. For one event loop.
+
+    Args:
+        take: is given what a front reports.
+        alive: processes of fronts that an earlier primary had: they are waited for before a change is acknowledged,
+            since they act on what they have read from it.
+    """
+
+    def __init__(self, take: Callable[[Report], None], alive: Iterable[int] = ()) -> None:
+        self._take = take
+        self._fronts: set[_Front] = set()
+        self._missing = {process.pid: process for pid in alive if (process := _Process.open(pid)) is not None}
+        self._joined = asyncio.Event()
+        self._links: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._ended = Snapshot()
+
+    def __len__(self) -> int:
+        """Return the number of connected fronts."""
+        return len(self._fronts)
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Take links on a socket that listens; it is closed with this."""
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_FRAME_BYTES)
+
+    async def close(self) -> None:
+        """End all links. Fronts keep what they have not reported for the next primary."""
+        if self._server is not None:
+            self._server.close()
+        for front in self._fronts:
+            front.link.close()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        for process in self._missing.values():
+            process.close()
+
+    async def tell(self, changed: Changed) -> None:
+        """Return once every front has read again what has changed, or has ended."""
+        await self._wait_for_missing()
+        await asyncio.gather(*(self._tell(front, changed) for front in self._fronts))
+
+    async def settle(self) -> None:
+        """Return once everything is known that fronts had reported before."""
+        await self.metrics()
+
+    async def metrics(self) -> Snapshot:
+        """Return the sum of the metrics of all fronts, with the counters of those that have ended."""
+        await asyncio.gather(*(self._ask_metrics(front) for front in self._fronts))
+        return sum((front.metrics for front in self._fronts), self._ended)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one link to its end."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._links.add(task)
+            task.add_done_callback(self._links.discard)
+        joined: list[_Front] = []
+
+        async def answer(message: AnyMessage) -> AnyMessage:
+            if isinstance(message, Hello):
+                return self._join(message, link, joined)
+            if isinstance(message, Report):
+                self._take(message)
+            elif isinstance(message, MetricsSnapshot) and joined:
+                joined[0].metrics = Snapshot(message.values, message.histograms)
+            return Done()
+
+        link = Link(reader, writer, answer)
+        await link.run()
+        for front in joined:
+            self._leave(front)
+
+    def _join(self, hello: Hello, link: Link, joined: list[_Front]) -> AnyMessage:
+        if hello.protocol != PROTOCOL:
+            return Failed(f"messages of release {hello.protocol} are not those of {PROTOCOL}")
+        known = self._missing.pop(hello.pid, None)
+        process = known or _Process.open(hello.pid)
+        if process is None or joined:
+            return Failed("there is no such process, or it is known already")
+        joined.append(_Front(link, process))
+        self._fronts.add(joined[0])
+        self._joined.set()
+        return Done()
+
+    def _leave(self, front: _Front) -> None:
+        """Forget a front whose link has ended; one whose process goes on is waited for."""
+        self._fronts.discard(front)
+        self._ended = self._ended + front.metrics.lasting()
+        if front.process.ended:
+            front.process.close()
+        else:
+            self._missing[front.process.pid] = front.process
+
+    async def _wait_for_missing(self) -> None:
+        """Wait until all fronts are connected; kill those that are not in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LATE_S):
+                while self._still_missing():
+                    self._joined.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._joined.wait(), 0.05)  # it may have ended meanwhile
+        for process in self._still_missing():
+            self._kill(process)
+
+    def _still_missing(self) -> list[_Process]:
+        for process in [each for each in self._missing.values() if each.ended]:
+            del self._missing[process.pid]
+            process.close()
+        return list(self._missing.values())
+
+    async def _tell(self, front: _Front, changed: Changed) -> None:
+        try:
+            async with asyncio.timeout(LATE_S):
+                await front.link.ask(changed)
+        except (NotReady, TimeoutError):
+            if not front.process.ended:
+                self._kill(front.process)
+
+    def _kill(self, process: _Process) -> None:
+        _log.error("the front %d does not acknowledge a change, and is killed", process.pid)
+        process.kill()
+
+    async def _ask_metrics(self, front: _Front) -> None:
+        try:
+            async with asyncio.timeout(METRICS_S):
+                found: MetricsSnapshot = await front.link.ask(AskMetrics())
+        except (NotReady, TimeoutError):
+            return
+        front.metrics = Snapshot(found.values, found.histograms)
