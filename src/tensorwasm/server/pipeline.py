@@ -1,4 +1,4 @@
-"""`Pipeline`: the steps of every request, before and after its handler; `Application`: the routes over a service.
+"""`Pipeline`: the steps of every request, before and after its handler.
 
 In this order: host, route, length of the body, caller, tenant, scope, rate, whether the server is draining, the body
 itself, the tenant's quota of requests, a slot of the route's class, the handler, the reply, metrics and audit. Nothing
@@ -37,6 +37,7 @@ from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, req
 from tensorwasm.server.http.replies import JSON, inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
+from tensorwasm.server.relay import Relay
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import Admitted, RouteClass
@@ -76,8 +77,16 @@ class Pipeline:
         budget: memory for the bodies of all requests.
     """
 
-    def __init__(self, service: Service, routes: Sequence[Route], max_body_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        routes: Sequence[Route],
+        max_body_bytes: int | None = None,
+        relay: Relay | None = None,
+    ) -> None:
         """Open the routes; the longest body is that of the settings unless it is given.
+
+        With a relay, it gets the requests of routes that not every process can answer.
 
         Raises:
             InvalidArgs: a setting is invalid.
@@ -88,7 +97,7 @@ class Pipeline:
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.budget = bodies.BodyBudget(max(bodies.BUDGET_BYTES, 2 * self._max_body_bytes))
-        self._service = service
+        self._service, self._relay = service, relay
         self._table = RouteTable(routes)
         self._admission = service.admission
         metrics = service.metrics.routes  # in the order of the routes
@@ -121,6 +130,10 @@ class Pipeline:
         exchange.trace_id = plan.trace_id
         try:
             try:
+                if self._relay is not None and plan.route is not None and not plan.route.everywhere:
+                    await self._forward(exchange, self._relay, plan.route)
+                    exchange.forget()
+                    return
                 reply = await self._process(exchange)
             except GuestTrap as error:
                 await locate_trap(error)
@@ -142,6 +155,14 @@ class Pipeline:
                 exchange.held.close()
         self._record(exchange, status)
         exchange.forget()
+
+    async def _forward(self, exchange: Exchange, relay: Relay, route: Route) -> None:
+        """Have the primary answer, which also counts the request."""
+        if exchange.error is not None:  # its short body did not arrive in time
+            raise exchange.error
+        if self.draining and route.path not in WHILE_DRAINING:
+            raise Draining("the server is shutting down")
+        await relay.forward(exchange)
 
     def _abandon(self, exchange: Exchange) -> int:
         exchange.wire.abandon()
@@ -327,59 +348,3 @@ class Pipeline:
                 exchange.wire.certificate or self._origins.certificate(exchange.client, exchange.headers),
             )
         )
-
-
-LAST_S: Final = 2.0
-"""Seconds in which cancelled requests may end; then the server stops without them."""
-
-
-class Application:
-    """The routes over a service. For one event loop.
-
-    Attributes:
-        body_timeout_s: in which a short body must have come.
-        pipeline: the steps of each request.
-    """
-
-    def __init__(self, service: Service, routes: Sequence[Route], *, max_body_bytes: int | None = None) -> None:
-        """Open the routes as `Pipeline` does; the service outlives the application."""
-        self.pipeline = Pipeline(service, routes, max_body_bytes)
-        self.body_timeout_s: float = service.settings.request_timeout_s
-
-    def begin(self, wire: WireRequest) -> None:
-        """Begin with a request."""
-        self.pipeline.start(Exchange(wire, time.perf_counter_ns()))
-
-    async def drain(self, limit_s: float) -> None:
-        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
-        self.pipeline.draining = True
-        await self._wait(limit_s)
-        for task in list(self.pipeline.tasks):
-            task.cancel()
-        await self._wait(LAST_S)
-
-    async def _wait(self, limit_s: float) -> None:
-        if self.pipeline.tasks:
-            await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
-
-
-_LIVE: Final = frozenset({"/livez", "/healthz"})
-
-
-class DegradedApplication:
-    """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
-
-    body_timeout_s = LAST_S
-
-    def __init__(self, error: TensorWasmError) -> None:
-        self._error = error
-        self._origins = Origins()
-
-    def begin(self, wire: WireRequest) -> None:
-        """Answer a request."""
-        exchange = Exchange(wire, time.perf_counter_ns())
-        exchange.request_id = str(uuid.uuid4())
-        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
-            wire.answer(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
-        else:
-            refuse(exchange, self._error, self._origins)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.server.connection.listener import Listener
-from tensorwasm.server.pipeline import Application, DegradedApplication
+from tensorwasm.server.application import Application, DegradedApplication
 from tensorwasm.server.routes import ALL
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass
-from functools import partial
 from typing import Final
 
 from tensorwasm.database.engine.executor import DatabaseExecutor
@@ -60,7 +59,7 @@ class UsageMeter:
         write: WriteUsage | None = None,
     ) -> None:
         self._database = database
-        self._keep: WriteUsage = write or partial(database.write, add_usage)
+        self._keep: WriteUsage = write or self._add_to_database
         self._clock = clock
         self._flush_s = flush_s
         self._counts: dict[int, list[int]] = {}
@@ -139,6 +138,9 @@ class UsageMeter:
                     raise
         finally:
             self._flushing = None
+
+    async def _add_to_database(self, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
+        await self._database.write(add_usage, hour_unix_ms, used)
 
     def _close_period(self) -> None:
         """Move the counts to those that wait to be written under their hour."""

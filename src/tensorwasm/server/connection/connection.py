@@ -39,13 +39,14 @@ class HttpConnection(GatheringWriter):
         left: whether the client has left: it may have ended only its own side.
         keeping: whether it may stay open behind the next answer.
         known: its listener's.
+        relayed: its listener's.
         receive: takes what comes instead of HTTP, once a request has taken the connection over.
     """
 
     __slots__ = (
         "_advancing", "_current", "_dropped_bytes", "_half_closed", "_lingering", "_listener", "_parser",
         "_queued_bytes", "_reading", "_requests", "_turning", "_unparsed", "certificate", "client", "keeping", "known",
-        "left", "receive",
+        "left", "receive", "relayed",
     )  # fmt: skip
 
     def __init__(self, listener: Listener) -> None:
@@ -53,7 +54,7 @@ class HttpConnection(GatheringWriter):
         super().__init__()
         self._listener = listener
         self._parser = RequestParser(self)
-        self.known = listener.known
+        self.known, self.relayed = listener.known, listener.relayed
         self.client = self.certificate = ""
         self.left = False
         self.keeping = listener.keeping

@@ -13,6 +13,11 @@ from typing import Final, overload
 
 from tensorwasm.errors import InternalError
 
+RELAYED_CLIENT: Final = "x-tensorwasm-relayed-client"
+RELAYED_CERTIFICATE: Final = "x-tensorwasm-relayed-certificate"
+"""Where another process of this server accepted the connection: the peer's address, and whom its certificate names,
+with percent signs. Heeded on the private socket alone."""
+
 Fields = Sequence[tuple[str, str]]
 
 _KNOWN_NAMES: Final = 1024

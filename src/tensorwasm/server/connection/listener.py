@@ -87,6 +87,7 @@ class Listener:
         most: connections at a time. One more takes the place of the one that is idle for longest.
         body_timeout_s: in which a short body must have come.
         tls: of all connections; None for none.
+        relayed: whether requests come from another process of this server, which says who their clients are.
 
     Attributes:
         keeping: whether connections stay open behind an answer.
@@ -99,10 +100,16 @@ class Listener:
     """
 
     def __init__(
-        self, begin: Callable[[WireRequest], None], most: int, body_timeout_s: float, tls: ServerTls | None = None
+        self,
+        begin: Callable[[WireRequest], None],
+        most: int,
+        body_timeout_s: float,
+        tls: ServerTls | None = None,
+        *,
+        relayed: bool = False,
     ) -> None:
         """Begin without connections."""
-        self.begin, self._most, self.tls = begin, most, tls
+        self.begin, self._most, self.tls, self.relayed = begin, most, tls, relayed
         self.keeping = True
         self.known = KnownHeads()
         self._connections: set[HttpConnection] = set()

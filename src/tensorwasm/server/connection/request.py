@@ -9,10 +9,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from tensorwasm.errors import RequestTimeout, TensorWasmError
-from tensorwasm.server.connection.fields import Fields, RequestFields, write_fields, write_head
+from tensorwasm.server.connection.fields import (
+    RELAYED_CERTIFICATE,
+    RELAYED_CLIENT,
+    Fields,
+    RequestFields,
+    write_fields,
+    write_head,
+)
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.connection import HttpConnection
@@ -189,11 +196,15 @@ class WireRequest:
     @property
     def client(self) -> str:
         """The peer's address without its port; empty on a Unix socket."""
+        if self._connection.relayed:
+            return self.head.fields.get(RELAYED_CLIENT, "")
         return self._connection.client
 
     @property
     def certificate(self) -> str:
         """Whom the certificate that the client has shown names; empty without one."""
+        if self._connection.relayed:
+            return unquote(self.head.fields.get(RELAYED_CERTIFICATE, ""))
         return self._connection.certificate
 
     @property

@@ -144,6 +144,7 @@ class Route:
         group: tag in the OpenAPI document.
         scope: the scope that a token needs; None for an open route.
         kind: whose concurrency limit it counts against.
+        everywhere: every process of a server can answer it; others are relayed to the primary.
         guest: it runs guests, which have turns of their own instead of places of the class.
         request: type of the JSON body (a msgspec struct); None without a body, ``bytes`` for an undecoded one.
         optional_body: an empty body means the defaults of `request`.
@@ -163,6 +164,7 @@ class Route:
     group: str
     scope: str | None
     kind: RouteClass = "reads"
+    everywhere: bool = False
     guest: bool = False
     request: Any = None
     optional_body: bool = False

@@ -138,19 +138,26 @@ async def read_message(request: HttpRequest, body: Invoke, given: bytes) -> Invo
 
 async def get_outcome(request: HttpRequest) -> Reply:
     """Return how a stream ended."""
-    found = request.service.outcomes.get(request.tenant, request.params["id"])
+    service, stream = request.service, request.params["id"]
+    try:
+        found = service.outcomes.get(request.tenant, stream)
+    except NotFound:
+        if service.fronts is None:
+            raise
+        await service.fronts.settle()  # one of them may be about to tell
+        found = service.outcomes.get(request.tenant, stream)
     return Reply(StreamOutcome(found.request_id, found.reference, found.status, found.reason, found.message))
 
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "POST", "/functions/{id}/invoke", invoke, "Call a function.", "functions", "invoke", kind="invoke", guest=True,
-        request=Invoke, optional_body=True, response=Invoked, errors=CALLED, action="invoke_function",
+        everywhere=True, request=Invoke, optional_body=True, response=Invoked, errors=CALLED, action="invoke_function",
     ),
     Route(
         "POST", "/functions/{id}/invoke-stream", invoke_stream,
         "Call a function and stream what it emits, as server-sent events or raw bytes.", "invoke", "invoke",
-        kind="streams", guest=True, request=Invoke, optional_body=True, response=bytes, action="invoke_stream",
+        kind="streams", guest=True, everywhere=True, request=Invoke, optional_body=True, response=bytes, action="invoke_stream",
         errors=(
             MissingExport, InvalidArgs, InvalidRequest, StdinTooLarge, TooManyArgs, GuestError, InvokeTimeout,
             QuotaExceeded, *STORED,
@@ -159,7 +166,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "WS", "/functions/{id}/invoke-ws", invoke_socket,
         "Call a function over a WebSocket, once for each message.", "invoke", "invoke", kind="streams",
-        errors=(NotFound,), action="invoke_socket",
+        everywhere=True, errors=(NotFound,), action="invoke_socket",
     ),
     Route(
         "GET", "/streams/{id}", get_outcome,

@@ -326,9 +326,9 @@ def _model(name: str, record: Any) -> Model:
     return Model(name, record.created_unix_ms // 1000, f"tenant-{record.tenant}")
 
 
-_read = partial(Route, group="openai", scope="invoke", openai=True, etag=True)
+_read = partial(Route, group="openai", scope="invoke", openai=True, etag=True, everywhere=True)
 _run = partial(
-    Route, group="openai", scope="invoke", openai=True, kind="openai", guest=True,
+    Route, group="openai", scope="invoke", openai=True, kind="openai", guest=True, everywhere=True,
     errors=(
         ModelNotFound, InvalidRequest, GuestError, ModelOutputInvalid, InvokeTimeout, QuotaExceeded, CapacityExhausted
     ),

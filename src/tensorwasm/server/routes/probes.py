@@ -13,7 +13,7 @@ import msgspec
 from tensorwasm.errors import DatabaseUnavailable, NotReady, StorageFull, Unauthorized
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route
 from tensorwasm.server.process.address import is_loopback
-from tensorwasm.telemetry.metrics import CONTENT_TYPE
+from tensorwasm.telemetry.metrics import CONTENT_TYPE, NO_SAMPLES
 
 _FORWARDED: Final = ("x-forwarded-for", "forwarded", "x-real-ip")
 
@@ -47,10 +47,12 @@ async def show_metrics(request: HttpRequest) -> Reply:
             raise Unauthorized("the credentials are unknown, expired or revoked")
     elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDED):
         raise Unauthorized("without a token the metrics are for this machine alone")
-    return Reply(await asyncio.to_thread(request.service.metrics.render), content_type=CONTENT_TYPE)
+    fronts = request.service.fronts
+    others = NO_SAMPLES if fronts is None else await fronts.metrics()
+    return Reply(await asyncio.to_thread(request.service.metrics.render, others), content_type=CONTENT_TYPE)
 
 
-_route = partial(Route, group="server", scope=None, kind="probes", tenant=False)
+_route = partial(Route, group="server", scope=None, kind="probes", tenant=False, everywhere=True)
 
 ROUTES: Final[tuple[Route, ...]] = (
     _route("GET", "/healthz", show_health, "Whether the server is running.", response=Health),
@@ -60,7 +62,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         errors=(DatabaseUnavailable, NotReady, StorageFull),
     ),
     _route(
-        "GET", "/metrics", show_metrics, "Metrics in Prometheus' text format.", response=bytes, errors=(Unauthorized,)
+        "GET", "/metrics", show_metrics, "Metrics in Prometheus' text format.", response=bytes, errors=(Unauthorized,),
+        everywhere=False,
     ),
 )  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""`Application`: the routes over a service. `DegradedApplication`: one error in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from tensorwasm.errors import TensorWasmError
+from tensorwasm.server.connection.request import WireRequest
+from tensorwasm.server.exchange import WEBSOCKET, Exchange
+from tensorwasm.server.http.head import Origins
+from tensorwasm.server.http.replies import JSON
+from tensorwasm.server.http.routing import Route
+from tensorwasm.server.pipeline import Pipeline
+from tensorwasm.server.relay import Relay
+from tensorwasm.server.sending import refuse
+from tensorwasm.service.opening import Service
+
+LAST_S: Final = 2.0
+"""Seconds in which cancelled requests may end; then the server stops without them."""
+
+
+class Application:
+    """The routes over a service. For one event loop.
+
+    Attributes:
+        body_timeout_s: in which a short body must have come.
+        pipeline: the steps of each request.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        routes: Sequence[Route],
+        *,
+        max_body_bytes: int | None = None,
+        relay: Relay | None = None,
+    ) -> None:
+        """Open the routes as `Pipeline` does; the service outlives the application."""
+        self.pipeline = Pipeline(service, routes, max_body_bytes, relay)
+        self.body_timeout_s: float = service.settings.request_timeout_s
+
+    def begin(self, wire: WireRequest) -> None:
+        """Begin with a request."""
+        self.pipeline.start(Exchange(wire, time.perf_counter_ns()))
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
+        self.pipeline.draining = True
+        await self._wait(limit_s)
+        for task in list(self.pipeline.tasks):
+            task.cancel()
+        await self._wait(LAST_S)
+
+    async def _wait(self, limit_s: float) -> None:
+        if self.pipeline.tasks:
+            await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
+
+
+_LIVE: Final = frozenset({"/livez", "/healthz"})
+
+
+class DegradedApplication:
+    """Replies to ``/livez`` as usual, and to everything else with one error. For one event loop."""
+
+    body_timeout_s = LAST_S
+
+    def __init__(self, error: TensorWasmError) -> None:
+        self._error = error
+        self._origins = Origins()
+
+    def begin(self, wire: WireRequest) -> None:
+        """Answer a request."""
+        exchange = Exchange(wire, time.perf_counter_ns())
+        exchange.request_id = str(uuid.uuid4())
+        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
+            wire.answer(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+        else:
+            refuse(exchange, self._error, self._origins)
