@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from fakes.services import opened
-from tensorwasm.server.pipeline import Application
+from tensorwasm.server.application import Application
 from tensorwasm.server.routes import ALL
 from tensorwasm.telemetry.metrics import Metrics
 

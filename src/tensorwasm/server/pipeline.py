@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -29,12 +28,11 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
-from tensorwasm.server.connection.request import WireRequest
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
 from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, request_ids
-from tensorwasm.server.http.replies import JSON, inflate, is_gzip
+from tensorwasm.server.http.replies import inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.relay import Relay

@@ -201,7 +201,7 @@ async def _answer(wire: WireRequest, reader: asyncio.StreamReader, sending: asyn
                     return False
         if writer is not None:
             writer.end(parts.trailers)
-        return parser.should_keep_alive()
+        return bool(parser.should_keep_alive())
     except httptools.HttpParserError as error:
         raise InternalError(f"the primary's answer is none: {error}") from None
     finally:

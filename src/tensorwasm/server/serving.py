@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
-from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.application import Application, DegradedApplication
+from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.routes import ALL
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Final
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.usage import RecordCounts, count_records
 from tensorwasm.runtime.warm import WarmStatistics
+from tensorwasm.service.fleet.front import ReportedAudit
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations
 from tensorwasm.telemetry.metrics import Metrics, MetricSource
@@ -24,7 +25,7 @@ class Gauges:
     """What the metrics are read from; `counts` has functions, jobs and sessions at the last `refresh`."""
 
     database: DatabaseExecutor
-    audit: AuditLog
+    audit: AuditLog | ReportedAudit
     quotas: Quotas
     invocations: Invocations
     loader: Loader

@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 import uuid
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,22 +32,21 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import claim_data_folder, open_database, own_database, sqlite_url
 from tensorwasm.database.identity import read_revision
 from tensorwasm.database.sessions import ServerRecord
+from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
-from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
+from tensorwasm.service.call_service import CallBase, CallService, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, Clock, repeat, run_until_closed
-from tensorwasm.service.functions.checks import Ceilings
+from tensorwasm.service.fleet.messages import Changed, Report
+from tensorwasm.service.fleet.primary import Fronts
 from tensorwasm.service.functions.functions import Functions
-from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.functions.models import ModelNames, parse_map
-from tensorwasm.service.functions.modules import Modules
 from tensorwasm.service.gauges import COUNT_S, Gauges
 from tensorwasm.service.idempotency import Idempotency
-from tensorwasm.service.identity.cache import IdentityCache
-from tensorwasm.service.identity.identity import Identity, NewToken, Tenants, Tokens, open_identity
+from tensorwasm.service.identity.identity import NewToken, Tenants, Tokens, open_identity
 from tensorwasm.service.invocations.invocations import Invocations
-from tensorwasm.service.invocations.streaming import StreamEndings
+from tensorwasm.service.invocations.streaming import StreamEnding, StreamEndings
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.jobs.jobs import Jobs, open_jobs
 from tensorwasm.service.kernels.kernels import Kernels
@@ -60,9 +60,8 @@ from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import AuditLog, open_audit
-from tensorwasm.tenancy.authentication import Authenticator
-from tensorwasm.tenancy.buckets import RateLimiter
-from tensorwasm.tenancy.quotas import QuotaHold, Quotas
+from tensorwasm.tenancy.quotas import QuotaHold
+from tensorwasm.tenancy.shared_table import SharedTable
 
 TIDY_S: Final = 3600.0
 """Seconds between two removals of what failed deploys and saves left."""
@@ -80,66 +79,35 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Service:
+class Service(CallService):
     """All parts of the open service in one value, which the server and the commands use; `open_service` makes it.
 
     Attributes:
-        identities: tokens and tenants as requests need them.
         first_token: made at this start because there was none, for the operator to see once; else None.
-        stack: closes all parts, in reverse order of opening.
     """
 
-    settings: ServiceSettings
     folder: Path
-    clock: Clock
-    database: DatabaseExecutor
-    authenticator: Authenticator
-    identities: IdentityCache
     tokens: Tokens
     tenants: Tenants
     first_token: NewToken | None = field(repr=False)
     store: ContentStore
-    runtime: Runtime
-    metrics: Metrics
-    audit: AuditLog
-    quotas: Quotas
-    usage: UsageMeter
-    functions: Functions
-    admission: Admission
-    invocations: Invocations
     jobs: Jobs
     idempotency: Idempotency
     sessions: Sessions
     snapshots: Snapshots
     kernels: Kernels
-    models: ModelNames
-    outcomes: StreamEndings
-    readiness: Readiness
-    stack: AsyncExitStack = field(repr=False)
-
-    async def close(self) -> None:
-        """Wait for running work, as long as the settings allow, and close all parts. Idempotent."""
-        await self.stack.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What all other parts use; `alone` says that no other process uses this database."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base(CallBase):
+    """What all other parts use; `alone` says that no other process changes this database."""
 
-    settings: ServiceSettings
-    clock: Clock
     folder: Path
     alone: bool
-    database: DatabaseExecutor
-    ttl_s: float | None
     snapshot_keys: SnapshotKeys
     kernels: Kernels
-    identity: Identity
     audit: AuditLog
     artifacts: str
-    store: ContentStore
-    runtime: Runtime
-    usage: UsageMeter
 
 
 async def open_service(
@@ -149,6 +117,8 @@ async def open_service(
     workers: Workers | None = None,
     metrics: Metrics | None = None,
     clock: Clock = SYSTEM,
+    table: SharedTable | None = None,
+    alive: Iterable[int] | None = None,
 ) -> Service:
     """Open the service on the running event loop. If a part cannot be opened, all opened parts are closed again.
 
@@ -158,6 +128,8 @@ async def open_service(
         workers: run guests with a device, and are closed with the service; None takes those of the settings.
         metrics: None makes new ones, without those of routes.
         clock: of all parts.
+        table: of quotas and rates, shared with the fronts.
+        alive: the processes of fronts that there are already; None without fronts.
 
     Raises:
         UnsafeFile: the data folder is open to other users, or cannot be made.
@@ -168,10 +140,11 @@ async def open_service(
         CapacityExhausted: the pool of sandboxes does not fit into this process.
     """
     async with AsyncExitStack() as stack:
-        base = await _open_base(stack, settings, runtime, clock)
+        base = await _open_base(stack, settings, runtime, clock, table)
         workers = workers or Workers.from_settings(settings.isolation, settings.broker)
-        functions = _open_functions(stack, base, workers)
-        invocations = await _open_invocations(stack, base, functions, workers)
+        functions = open_functions(stack, base, workers.prepare)
+        invocations = await open_invocations(stack, base, functions, workers)
+        await base.usage.recall(invocations.admission.quotas)
         metrics = metrics or Metrics()
         _open_gauges(stack, base, functions, invocations, metrics)
         count_jobs, admission = metrics.gauge("tensor_wasm_jobs_active").set, invocations.admission
@@ -179,10 +152,19 @@ async def open_service(
             stack, settings, base.database, invocations, admission, clock, alone=base.alone, on_active=count_jobs
         )
         sessions, snapshots = await _open_instances(stack, base, functions, admission)
-        return _assemble(stack, base, functions, invocations, metrics, jobs, sessions, snapshots)
+        service = _assemble(stack, base, functions, invocations, metrics, jobs, sessions, snapshots)
+        if alive is not None:
+            service.fronts = _open_fronts(service.stack, service, base.audit, alive)
+        return service
 
 
-async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: Runtime | None, clock: Clock) -> _Base:
+async def _open_base(
+    stack: AsyncExitStack,
+    settings: ServiceSettings,
+    runtime: Runtime | None,
+    clock: Clock,
+    table: SharedTable | None,
+) -> _Base:
     """Open data folder, database, keys, identity, audit log, artifact store, runtime and usage."""
     folder = await asyncio.to_thread(open_folder, settings.data)
     url = settings.database or sqlite_url(folder / "service.db")
@@ -219,29 +201,8 @@ async def _open_base(stack: AsyncExitStack, settings: ServiceSettings, runtime: 
         store=store,
         runtime=runtime,
         usage=usage,
+        table=table,
     )
-
-
-def _open_functions(stack: AsyncExitStack, base: _Base, workers: Workers) -> Functions:
-    modules = Modules(base.store)
-    stack.push_async_callback(asyncio.to_thread, modules.close)
-    loader = Loader(base.runtime, base.identity.identities.policy, workers.prepare)
-    stack.push_async_callback(loader.close)
-    ceilings = Ceilings.from_settings(base.settings)
-    return Functions(base.database, modules, loader, ceilings, ttl_s=base.ttl_s, now_unix_ms=base.clock.unix_ms)
-
-
-async def _open_invocations(stack: AsyncExitStack, base: _Base, functions: Functions, workers: Workers) -> Invocations:
-    """Open quotas, admission and invocations."""
-    quotas = Quotas(base.clock.unix_ms, await asyncio.to_thread(host_bytes))
-    await base.usage.recall(quotas)
-    identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
-    admission = Admission(
-        identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas, identity.identities.policy)
-    )
-    invocations = Invocations(functions, workers, admission, base.usage)
-    stack.push_async_callback(invocations.close, base.settings.drain_s)
-    return invocations
 
 
 def _open_gauges(
@@ -336,6 +297,28 @@ def _assemble(
         readiness=Readiness({"database": partial(base.database.read, read_revision), "data folder": storage.require}),
         stack=stack.pop_all(),
     )
+
+
+def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive: Iterable[int]) -> Fronts:
+    """Open the links to fronts: what they report is written here, and what changes here is told to them."""
+
+    def take(report: Report) -> None:
+        audit.extend(report.audit, report.dropped, report.suppressed)
+        for used in report.usage:
+            amounts = UsageAmounts(*used.amounts)
+            service.usage.add(used.hour_unix_ms, used.tenant, amounts)
+            service.quotas.restore(used.tenant, used.hour_unix_ms, gpu_us=amounts.gpu_us, launches=amounts.launches)
+        for each in report.ended:
+            service.outcomes.put(
+                each.tenant, StreamEnding(each.request_id, each.reference, each.status, each.reason, each.message)
+            )
+
+    fronts = Fronts(take, alive)
+    stack.push_async_callback(fronts.close)
+    service.metrics.read("tensor_wasm_fronts", lambda: len(fronts))
+    service.identities.tell = lambda: fronts.tell(Changed(identities=True))
+    service.functions.tell = lambda functions, names: fronts.tell(Changed(functions=list(functions), names=list(names)))
+    return fronts
 
 
 def folder_of(where: str) -> Path:

@@ -217,8 +217,8 @@ class RouteCounts:
 class Snapshot:
     """Samples by name of their family, with their label values: values of counters and gauges, counts of histograms."""
 
-    values: Mapping[str, Sequence[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
-    histograms: Mapping[str, Sequence[tuple[tuple[str, ...], list[float]]]] = field(default_factory=dict)
+    values: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
+    histograms: dict[str, list[tuple[tuple[str, ...], list[float]]]] = field(default_factory=dict)
 
     def __add__(self, other: Snapshot) -> Snapshot:
         """Return the sums of samples that have the same labels; of a family that describes the build, the samples."""
@@ -315,7 +315,7 @@ class Metrics:
                 if family.kind == "histogram":
                     histograms[family.name] = self._counts_of(family.name)
                 else:
-                    values[family.name] = list(self._values_of(family.name))
+                    values[family.name] = [(labels, float(value)) for labels, value in self._values_of(family.name)]
             except Exception:  # noqa: BLE001 - a failing source must not take the other families with it
                 _LOG.exception("the source of %s failed: it is left out", family.name)
         return Snapshot(values, histograms)

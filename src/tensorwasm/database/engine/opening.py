@@ -58,7 +58,7 @@ def open_database(url: str, *, readers: int = READERS) -> Database:
     return database
 
 
-def read_database(url: str) -> Database:
+def read_database(url: str, *, readers: int = 1) -> Database:
     """Open an existing database for reading, without migrating its tables.
 
     Raises as `open_database` does, and DatabaseUnavailable if SQLite's file does not exist.
@@ -66,7 +66,7 @@ def read_database(url: str) -> Database:
     parsed, make_engines = _parse(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         raise DatabaseUnavailable("the file of the database is not there")
-    return Database(*make_engines(parsed, 1), 1)
+    return Database(*make_engines(parsed, readers), readers)
 
 
 def sqlite_url(path: Path) -> str:

@@ -157,7 +157,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "POST", "/functions/{id}/invoke-stream", invoke_stream,
         "Call a function and stream what it emits, as server-sent events or raw bytes.", "invoke", "invoke",
-        kind="streams", guest=True, everywhere=True, request=Invoke, optional_body=True, response=bytes, action="invoke_stream",
+        kind="streams", guest=True, everywhere=True, request=Invoke, optional_body=True, response=bytes,
+        action="invoke_stream",
         errors=(
             MissingExport, InvalidArgs, InvalidRequest, StdinTooLarge, TooManyArgs, GuestError, InvokeTimeout,
             QuotaExceeded, *STORED,

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.errors import NotReady
-from tensorwasm.service.fleet.link import MAX_FRAME_BYTES, Link
+from tensorwasm.service.fleet.link import READ_BYTES, Link
 from tensorwasm.service.fleet.messages import (
     AnyMessage,
     AskMetrics,
     Changed,
     Done,
     Hello,
+    Leaving,
     MetricsSnapshot,
     Report,
     StreamEnded,
@@ -37,6 +38,9 @@ AUDIT_S: Final = 0.05
 
 AUDIT_LINES: Final = 256
 """Most records encoded at a time, in which the event loop does nothing else: 2 us each."""
+
+CLOSE_S: Final = 5.0
+"""Seconds in which there must be a primary for what it is told, and in which the last records must be given to it."""
 
 AGAIN_S: Final = 0.02
 """Pause between two attempts to reach the primary. While it is replaced, they wait in the queue of its socket."""
@@ -72,14 +76,17 @@ class PrimaryLink:
             return
         with suppress(NotReady, TimeoutError):
             async with asyncio.timeout(1.0):
-                await self.ask(self._snapshot())
+                await self.ask(Leaving(self._snapshot()))
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         self._keeping = None
 
     async def ask(self, message: AnyMessage) -> Any:
-        """Return the primary's answer; waits for a primary. Raises as `Link.ask`."""
-        await self._made.wait()
+        """Return the primary's answer; waits 5 s for a primary. Raises as `Link.ask`."""
+        try:
+            await asyncio.wait_for(self._made.wait(), CLOSE_S)
+        except TimeoutError:
+            raise NotReady("there is no primary process") from None
         assert self._link is not None  # noqa: S101 - it is made
         return await self._link.ask(message)
 
@@ -91,7 +98,7 @@ class PrimaryLink:
     async def _keep(self) -> None:
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_FRAME_BYTES)
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=READ_BYTES)
             except OSError as error:
                 _log.info("the primary cannot be reached: %s", error.strerror)
                 await asyncio.sleep(AGAIN_S)
@@ -141,9 +148,10 @@ class ReportedAudit:
         self._queue: deque[AuditRecord] = deque()
         self._refusals = Buckets(1)
         self._unsent: list[bytes] = []
-        self._dropped = self._suppressed = self._written = 0
+        self._dropped = self._suppressed = 0
         self._told = [0, 0]
         self._wake = asyncio.Event()
+        self._closing = False
         self._reporting = asyncio.get_running_loop().create_task(self._run())
 
     def append(self, record: AuditRecord) -> None:
@@ -153,6 +161,8 @@ class ReportedAudit:
         elif len(self._queue) >= QUEUE_LINES:
             self._dropped += 1
         else:
+            if not self._queue:
+                asyncio.get_running_loop().call_later(AUDIT_S, self._wake.set)
             self._queue.append(record)
             if len(self._queue) == AUDIT_LINES:
                 self._wake.set()
@@ -166,25 +176,24 @@ class ReportedAudit:
 
     async def close(self) -> None:
         """Report what is left, within 5 s at most."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.wait((self._reporting,), timeout=CLOSE_S)
         self._reporting.cancel()
         await asyncio.gather(self._reporting, return_exceptions=True)
-        with suppress(NotReady, TimeoutError):
-            async with asyncio.timeout(5.0):
-                while self._queue or self._unsent:
-                    await self._report()
         if lost := len(self._queue) + len(self._unsent):
             _log.error("%d audit records could not be given to the primary", lost)
 
     async def _run(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), AUDIT_S)
+        while not self._closing:
+            await self._wake.wait()
             self._wake.clear()
-            try:
-                while self._queue or self._unsent or self._told != [self._dropped, self._suppressed]:
+            while self._queue or self._unsent or self._told != [self._dropped, self._suppressed]:
+                try:
                     await self._report()
-            except NotReady as error:
-                _log.info("audit records wait for the primary: %s", error.message)
+                except NotReady as error:
+                    _log.info("audit records wait for the primary: %s", error.message)
+                    await asyncio.sleep(AGAIN_S)
 
     async def _report(self) -> None:
         """Report some records; if that fails, they are reported again."""

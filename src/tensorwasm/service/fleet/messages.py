@@ -1,10 +1,12 @@
-"""Messages between a front and the primary. Both are of one user and of one release, or of two that follow one another."""
+"""Messages between a front and the primary, of one release or of two that follow one another."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import msgspec
+
+from tensorwasm.service.invocations.streaming import Status
 
 PROTOCOL: Final = 1
 
@@ -16,18 +18,18 @@ class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What one process tells the other; each message is answered by another one."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A front's first message: its process, and the release of these messages."""
 
     pid: int
     protocol: int = PROTOCOL
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """What was told is done."""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """What was told could not be done; the reason is for the log."""
 
     reason: str
@@ -39,7 +41,7 @@ class StreamEnded(msgspec.Struct, frozen=True, gc=False):
     tenant: int
     request_id: str
     reference: str
-    status: str
+    status: Status
     reason: str
     message: str
 
@@ -52,7 +54,7 @@ class UsedByTenant(msgspec.Struct, frozen=True, gc=False):
     amounts: list[int]
 
 
-class Report(Message):
+class Report(Message, frozen=True):
     """What a front leaves to the primary to write.
 
     Attributes:
@@ -70,7 +72,7 @@ class Report(Message):
     ended: list[StreamEnded] = []
 
 
-class Changed(Message):
+class Changed(Message, frozen=True):
     """What fronts must read again; it is acknowledged once nothing older is used.
 
     Attributes:
@@ -84,15 +86,21 @@ class Changed(Message):
     names: list[tuple[int, str]] = []
 
 
-class AskMetrics(Message):
+class AskMetrics(Message, frozen=True):
     """Asks a front for its metrics."""
 
 
-class MetricsSnapshot(Message):
+class MetricsSnapshot(Message, frozen=True):
     """The metrics of one process, by family: values of counters and gauges, counts of histograms."""
 
     values: dict[str, list[LabelledValue]]
     histograms: dict[str, list[LabelledCounts]]
 
 
-AnyMessage = Hello | Done | Failed | Report | Changed | AskMetrics | MetricsSnapshot
+class Leaving(Message, frozen=True):
+    """A front's last message: it calls no function any more. Its metrics, as of `MetricsSnapshot`."""
+
+    metrics: MetricsSnapshot
+
+
+AnyMessage = Hello | Leaving | Done | Failed | Report | Changed | AskMetrics | MetricsSnapshot

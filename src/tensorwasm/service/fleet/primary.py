@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.errors import NotReady
-from tensorwasm.service.fleet.link import MAX_FRAME_BYTES, Link
+from tensorwasm.service.fleet.link import READ_BYTES, Link
 from tensorwasm.service.fleet.messages import (
     PROTOCOL,
     AnyMessage,
@@ -23,6 +23,7 @@ from tensorwasm.service.fleet.messages import (
     Done,
     Failed,
     Hello,
+    Leaving,
     MetricsSnapshot,
     Report,
 )
@@ -66,11 +67,12 @@ class _Process:
 
 @dataclass(slots=True, eq=False)
 class _Front:
-    """A front that is connected; `metrics` are its last ones."""
+    """A front that is connected; `metrics` are its last ones, and `left` says that it calls no function any more."""
 
     link: Link
     process: _Process
     metrics: Snapshot = field(default_factory=Snapshot)
+    left: bool = False
 
 
 class Fronts:
@@ -97,7 +99,7 @@ class Fronts:
 
     async def listen(self, listening: socket.socket) -> None:
         """Take links on a socket that listens; it is closed with this."""
-        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_FRAME_BYTES)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=READ_BYTES)
 
     async def close(self) -> None:
         """End all links. Fronts keep what they have not reported for the next primary."""
@@ -136,8 +138,9 @@ class Fronts:
                 return self._join(message, link, joined)
             if isinstance(message, Report):
                 self._take(message)
-            elif isinstance(message, MetricsSnapshot) and joined:
-                joined[0].metrics = Snapshot(message.values, message.histograms)
+            elif isinstance(message, Leaving) and joined:
+                joined[0].metrics = Snapshot(message.metrics.values, message.metrics.histograms)
+                joined[0].left = True
             return Done()
 
         link = Link(reader, writer, answer)
@@ -161,7 +164,7 @@ class Fronts:
         """Forget a front whose link has ended; one whose process goes on is waited for."""
         self._fronts.discard(front)
         self._ended = self._ended + front.metrics.lasting()
-        if front.process.ended:
+        if front.left or front.process.ended:
             front.process.close()
         else:
             self._missing[front.process.pid] = front.process
@@ -188,7 +191,7 @@ class Fronts:
             async with asyncio.timeout(LATE_S):
                 await front.link.ask(changed)
         except (NotReady, TimeoutError):
-            if not front.process.ended:
+            if not front.left and not front.process.ended:
                 self._kill(front.process)
 
     def _kill(self, process: _Process) -> None:

@@ -1,0 +1,129 @@
+"""`open_front`: opens a process that accepts requests and calls functions, and leaves all that lasts to the primary."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Final
+
+from tensorwasm import settings as process
+from tensorwasm.artifacts.opening import open_store
+from tensorwasm.database.engine.executor import DatabaseExecutor
+from tensorwasm.database.engine.opening import READERS, read_database, sqlite_url
+from tensorwasm.database.identity import read_revision
+from tensorwasm.runtime.api.runtime import Runtime
+from tensorwasm.service.call_service import CallBase, CallService, open_functions, open_invocations
+from tensorwasm.service.clock import SYSTEM, run_until_closed
+from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, ReportedEndings
+from tensorwasm.service.fleet.messages import Changed
+from tensorwasm.service.functions.models import ModelNames, parse_map
+from tensorwasm.service.gauges import Gauges
+from tensorwasm.service.identity.identity import open_identity
+from tensorwasm.service.invocations.workers import Workers
+from tensorwasm.service.opening import SHARED_TTL_S, folder_of
+from tensorwasm.service.readiness import Readiness
+from tensorwasm.service.usage import UsageMeter
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.shared_table import SharedTable
+
+REPORT_S: Final = 1.0
+"""Seconds between two reports of usage to the primary."""
+
+
+async def open_front(settings: ServiceSettings, path: str, metrics: Metrics, table: SharedTable) -> CallService:
+    """Open a front on the running event loop, once the primary whose control socket has a path has opened the service.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be opened.
+        StoreUnavailable: the artifact store cannot be opened.
+        InvalidArgs: a setting is invalid.
+    """
+    opened: list[CallService] = []
+
+    async def refresh(changed: Changed | None) -> None:
+        """Read again what has changed; None for everything. What is opened later reads it then."""
+        for service in opened:
+            if changed is None:
+                service.functions.forget_all()
+            else:
+                service.functions.forget(changed.functions, changed.names)
+            if changed is None or changed.identities:
+                await service.identities.read_again()
+
+    async with AsyncExitStack() as stack:
+        link = PrimaryLink(path, refresh, metrics.snapshot)
+        stack.push_async_callback(link.close)
+        await link.open()
+        url = settings.database or sqlite_url(folder_of(settings.data) / "service.db")
+        database = DatabaseExecutor(await asyncio.to_thread(read_database, url, readers=READERS))
+        stack.push_async_callback(database.close)
+        audit = ReportedAudit(link)
+        stack.push_async_callback(audit.close)
+        service = await _open_parts(stack, settings, link, database, audit, metrics, table)
+        opened.append(service)
+        await refresh(None)  # what changed while the parts were opened
+        return service
+
+
+async def _open_parts(
+    stack: AsyncExitStack,
+    settings: ServiceSettings,
+    link: PrimaryLink,
+    database: DatabaseExecutor,
+    audit: ReportedAudit,
+    metrics: Metrics,
+    table: SharedTable,
+) -> CallService:
+    identity = await open_identity(settings, database, writes=False)
+    run_until_closed(stack, identity.identities.follow())
+    artifacts = process.current().artifacts or str(folder_of(settings.data) / "artifacts")
+    store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
+    runtime = await asyncio.to_thread(Runtime)
+    stack.push_async_callback(asyncio.to_thread, runtime.close)
+    usage = UsageMeter(database, flush_s=REPORT_S, write=link.write_usage)
+    usage.open()
+    stack.push_async_callback(usage.close)
+    base = CallBase(
+        settings=settings,
+        clock=SYSTEM,
+        database=database,
+        ttl_s=SHARED_TTL_S if settings.database.startswith("postgresql") else None,
+        identity=identity,
+        store=store,
+        runtime=runtime,
+        usage=usage,
+        table=table,
+    )
+    functions = open_functions(stack, base, None)
+    invocations = await open_invocations(
+        stack, base, functions, Workers.from_settings(settings.isolation, settings.broker)
+    )
+    Gauges(
+        database=database,
+        audit=audit,
+        quotas=invocations.admission.quotas,
+        invocations=invocations,
+        loader=functions.loader,
+        warm=runtime.warm.statistics,
+    ).watch(metrics)
+    return CallService(
+        settings=settings,
+        clock=SYSTEM,
+        database=database,
+        authenticator=identity.authenticator,
+        identities=identity.identities,
+        runtime=runtime,
+        metrics=metrics,
+        audit=audit,
+        quotas=invocations.admission.quotas,
+        usage=usage,
+        functions=functions,
+        admission=invocations.admission,
+        invocations=invocations,
+        models=ModelNames(functions, parse_map(settings.openai_models)),
+        outcomes=ReportedEndings(link),
+        readiness=Readiness({"database": partial(database.read, read_revision), "primary process": link.require}),
+        stack=stack.pop_all(),
+    )

@@ -1,0 +1,187 @@
+"""A front and the primary: what one cannot do the other does, and what changes holds in both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from fakes.applications import bearer
+from fakes.fleets import FleetFolder
+from fakes.services import ADD, GUEST, SUB
+from fakes.wire import ask
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    found = FleetFolder(tmp_path)
+    yield found
+    found.close()
+
+
+class Caller:
+    """A client of tenant 7 at one front."""
+
+    def __init__(self, fleet, pipeline):
+        self.pipeline, self.headers = pipeline, bearer(fleet.token, 7)
+
+    async def ask(self, method, path, body=b"", **more):
+        headers = more.pop("headers", self.headers)
+        return await ask(self.pipeline, method, path, headers=headers, body=body, **more)
+
+    async def deploy(self, module=ADD, name="add"):
+        """Deploy a version, and return the function's ID."""
+        headers = self.headers | {"content-type": "application/wasm"}
+        query = f"name={name}&if_exists=new_version"
+        made = await self.ask("POST", "/functions", module, query=query, headers=headers)
+        assert made.status < 300, made.body
+        return made.json()["id"]
+
+    async def add(self, reference="add", **more):
+        """Call it with 5 and 3, and return what was answered."""
+        return await self.ask("POST", f"/functions/{reference}/invoke", b'{"export":"add","args":[5,3]}', **more)
+
+
+@asynccontextmanager
+async def both(fleet):
+    """A primary and a front, and a client of this."""
+    async with fleet.primary() as (primary, _), fleet.front() as (front, pipeline):
+        yield primary, front, Caller(fleet, pipeline)
+
+
+def in_both(fleet, scenario):
+    async def main():
+        async with both(fleet) as parts:
+            await scenario(*parts)
+
+    asyncio.run(main())
+
+
+def test_a_function_deployed_through_a_front_is_called_there(fleet):
+    async def scenario(primary, front, caller):
+        await caller.deploy()
+        assert (await caller.add()).json()["result"] == [8]
+        assert front.invocations.statistics().begun == 1
+        assert primary.invocations.statistics().begun == 0
+
+    in_both(fleet, scenario)
+
+
+def test_a_new_version_holds_in_every_front_once_it_is_answered(fleet):
+    async def main():
+        async with both(fleet) as (_, _, caller), fleet.front(2) as (_, pipeline):
+            other = Caller(fleet, pipeline)
+            await caller.deploy()
+            for each in (caller, other):
+                assert (await each.add()).json()["result"] == [8]
+            await caller.deploy(SUB)
+            for each in (caller, other):
+                assert (await each.add()).json()["result"] == [2]
+
+    asyncio.run(main())
+
+
+def test_a_revoked_token_is_refused_by_every_front_once_that_is_answered(fleet):
+    async def scenario(primary, front, caller):
+        await caller.deploy()
+        made = await caller.ask("POST", "/tokens", b'{"name":"x","tenants":[7]}')
+        headers = bearer(made.json()["token"])
+        assert (await caller.add(headers=headers)).status == 200
+        assert (await caller.ask("DELETE", f"/tokens/{made.json()['id']}")).status < 300
+        assert (await caller.add(headers=headers)).status == 401
+
+    in_both(fleet, scenario)
+
+
+def test_a_change_is_acknowledged_without_a_front_that_has_ended(fleet):
+    async def main():
+        async with both(fleet) as (primary, _, caller):
+            async with fleet.front(2):
+                pass
+            await caller.deploy()
+            assert len(primary.fronts) == 1
+
+    asyncio.run(main())
+
+
+def test_metrics_of_all_processes_are_added_up(fleet):
+    async def scenario(primary, front, caller):
+        await caller.deploy()
+        for _ in range(3):
+            await caller.add()
+        shown = (await caller.ask("GET", "/metrics")).body.decode()
+        counts = dict(re.findall(r'http_requests_total\{.*?route="([^"]+)".*?\} (\S+)', shown))
+        assert counts["/functions/:id/invoke"] == "3.0"
+        assert counts["/functions"] == "1.0"
+        assert "tensor_wasm_instance_spawns_total 3.0" in shown
+        assert "tensor_wasm_fronts 1.0" in shown
+
+    in_both(fleet, scenario)
+
+
+def test_what_a_front_counted_stays_counted_when_it_has_ended(fleet):
+    async def main():
+        async with fleet.primary() as (primary, _):
+            async with fleet.front() as (_, pipeline):
+                caller = Caller(fleet, pipeline)
+                await caller.deploy()
+                await caller.add()
+            shown = primary.metrics.render(await primary.fronts.metrics()).decode()
+            assert "tensor_wasm_instance_spawns_total 1.0" in shown
+            assert "tensor_wasm_fronts 0.0" in shown
+
+    asyncio.run(main())
+
+
+def test_usage_and_audit_of_a_front_are_written_by_the_primary(fleet):
+    async def main():
+        async with fleet.primary() as (primary, _):
+            async with fleet.front() as (_, pipeline):
+                caller = Caller(fleet, pipeline)
+                await caller.deploy()
+                for _ in range(3):
+                    await caller.add()
+            now_ms = primary.clock.unix_ms()
+            used = await primary.usage.report(7, now_ms - HOUR_MS, now_ms)
+            assert used.total.requests == 3
+        lines = map(json.loads, (fleet.folder / "data" / "audit.log").read_text().splitlines())
+        assert [line.get("action") for line in lines].count("invoke_function") == 3
+
+    asyncio.run(main())
+
+
+def test_the_end_of_a_stream_is_known_to_every_process(fleet):
+    async def main():
+        async with both(fleet) as (_, _, caller), fleet.front(2) as (_, pipeline):
+            await caller.deploy(GUEST, "guest")
+            streamed = await caller.ask("POST", "/functions/guest/invoke-stream", b'{"export":"main"}')
+            assert streamed.status == 200
+            name = streamed.headers["x-request-id"]
+            found = await Caller(fleet, pipeline).ask("GET", f"/streams/{name}")
+            assert found.json()["status"] == "done"
+
+    asyncio.run(main())
+
+
+def test_a_front_goes_on_while_the_primary_is_replaced(fleet):
+    async def main():
+        first, front = fleet.primary(), fleet.front()
+        async with AsyncExitStack() as stack:
+            await first.__aenter__()
+            _, pipeline = await front.__aenter__()
+            caller = Caller(fleet, pipeline)
+            await caller.deploy()
+            assert (await caller.add()).json()["result"] == [8]
+            await first.__aexit__(None, None, None)
+            assert (await caller.add()).json()["result"] == [8]
+            deploying = asyncio.ensure_future(caller.deploy(SUB))
+            await stack.enter_async_context(fleet.primary())
+            stack.push_async_exit(front)
+            await deploying
+            assert (await caller.add()).json()["result"] == [2]
+
+    asyncio.run(main())
