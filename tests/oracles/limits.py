@@ -13,11 +13,15 @@ class BucketModel:
         self.tokens = Fraction(burst)
         self.at_ns = now_ns
 
-    def judge(self, qps, burst, now_ns, wait_s):
-        """Hold an answer of `Buckets.take` against what it should be."""
+    def turn_to(self, qps, burst, now_ns):
+        """Let time pass at a rate."""
         passed_ns = max(0, now_ns - self.at_ns)
         self.at_ns = max(now_ns, self.at_ns)
         self.tokens = min(Fraction(burst), self.tokens + Fraction(passed_ns * qps, 10**9))
+
+    def judge(self, qps, burst, now_ns, wait_s):
+        """Hold an answer of `Buckets.take` against what it should be."""
+        self.turn_to(qps, burst, now_ns)
         through = wait_s == 0.0
         if abs(self.tokens - 1) > DOUBT:
             assert through == (self.tokens >= 1), (float(self.tokens), wait_s)

@@ -1,14 +1,19 @@
-"""Token buckets: rate limits of requests. For one thread, the event loop's. The caller has the clock."""
+"""Token buckets: rate limits of requests, of one process or of all that share a table. The caller has the clock.
+
+For one thread, the event loop's.
+"""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.tenancy.shared_table import HEAD, SharedTable
 
 KEYS: Final = 1 << 16
 """Most buckets by default: some 15 MiB."""
@@ -17,6 +22,7 @@ MAX_RETRY_AFTER_S: Final = 86_400
 """The advice to a client whose bucket never refills."""
 
 _ONE: Final = 1 - 1e-9  # a token, up to rounding errors
+_SHARED_KEYS: Final = 1 << 14  # most buckets whose place in the table is remembered
 _LOOKS: Final = 2  # buckets checked for each new one: more than are added, so that full ones are found
 _LAST_LOOKS: Final = 32  # and where there is no room
 _BACKSTOP_BURST: Final = 200
@@ -131,6 +137,134 @@ class Buckets:
         return True
 
 
+@dataclass(slots=True)
+class _SharedBucket:
+    """Where this process finds a key's bucket in the table, and the tokens that it had at this process's last use.
+
+    ``taken_word`` and ``lost_word`` are the row's own words, and ``at_byte`` is where all rows' words begin.
+    """
+
+    incarnation: int
+    at_byte: int
+    taken_word: int
+    lost_word: int
+    since_ns: int
+    qps: float
+    burst: float
+    tokens: float
+
+
+class SharedBuckets:
+    """The buckets of all processes that share a table, with the interface of `Buckets`.
+
+    A bucket has, since it began, taken in ``burst`` tokens and ``qps`` in each second after; of these some were taken,
+    and some lost because it was full. Each row has two numbers of it: how many tokens its process took, which add up,
+    and how many it knows to be lost, which only grow, so that the greatest is right. Hence no order in which processes
+    read and write lets more through than one bucket would, except that those which read at the same time do not see
+    one another: one request of each other process.
+
+    A record has the rates it was made with. Where they change, it begins anew, with the tokens it has then.
+    """
+
+    def __init__(self, table: SharedTable) -> None:
+        self._table = table
+        self._records = table.buckets
+        self._memory, self._words, self._floats = table.memory, table.words, table.floats
+        self._rows, self._row = table.rows, table.row
+        self._unpack = struct.Struct(f"{2 * table.rows}q{table.rows}dq").unpack_from
+        self._latest_ns = 0
+        self._buckets: dict[Hashable, _SharedBucket] = {}
+
+    def take(self, key: Hashable, qps: float, burst: float, now_ns: int) -> float:
+        """Take one token, if there is one; as `Buckets.take`, with the same clock in all processes."""
+        if burst <= 0:
+            return 0.0
+        if now_ns < self._latest_ns:
+            now_ns = self._latest_ns
+        else:
+            self._latest_ns = now_ns
+        bucket = self._buckets.get(key)
+        while True:
+            if bucket is None or bucket.qps != qps or bucket.burst != burst:
+                bucket = self._open(key, qps, burst, now_ns)
+                if bucket is None:
+                    return 1.0
+            words = self._unpack(self._memory, bucket.at_byte)
+            if words[-1] == bucket.incarnation:
+                break
+            bucket = None
+        taken, lost = self._add_up(words, bucket.incarnation)
+        tokens = burst + (now_ns - bucket.since_ns) * qps * 1e-9 - lost - taken
+        if tokens > burst:
+            lost += tokens - burst
+            tokens = burst
+        if tokens >= _ONE:
+            self._floats[bucket.lost_word] = lost
+            self._words[bucket.taken_word] = words[self._rows + self._row] + 1
+            bucket.tokens = tokens - 1.0
+            return 0.0
+        bucket.tokens = tokens
+        return (1.0 - tokens) / qps if qps > 0 else math.inf
+
+    def left(self, key: Hashable) -> float:
+        """Return how many tokens a key had at its last use by this process; 0.0 for an unknown key."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else max(0.0, bucket.tokens)
+
+    def give_back(self, key: Hashable) -> None:
+        """Return a token that was taken for a request that was then refused."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            words = self._unpack(self._memory, bucket.at_byte)
+            if words[-1] == bucket.incarnation:
+                self._words[bucket.taken_word] = words[self._rows + self._row] - 1
+                bucket.tokens += 1.0
+
+    def _add_up(self, words: tuple[float, ...], incarnation: int) -> tuple[float, float]:
+        """Return how many tokens all rows took of a bucket, and how many were lost."""
+        rows = self._rows
+        owners, taken, lost = words[:rows], words[rows : 2 * rows], words[2 * rows : -1]
+        if owners.count(incarnation) + owners.count(0) == rows:  # rows that never were used are zeros
+            return sum(taken), max(lost)
+        mine = [row for row in range(rows) if owners[row] == incarnation]
+        return sum(taken[row] for row in mine), max((lost[row] for row in mine), default=0.0)
+
+    def _open(self, key: Hashable, qps: float, burst: float, now_ns: int) -> _SharedBucket | None:
+        """Find or add a key's bucket in the table; None if there is no room."""
+        records, words, floats = self._records, self._words, self._floats
+        self._buckets.pop(key, None)
+        with self._table.exclusive():
+            record = records.find(repr(key).encode(), lambda record, old: self._lacks(record, old, now_ns))
+            if record is None:
+                return None
+            incarnation = records.join(record)
+            lost_word = record + records.column(1) + self._row
+            if not incarnation or floats[record] != float(qps) or floats[record + 1] != float(burst):
+                tokens = min(burst, self._tokens(record, incarnation, now_ns)) if incarnation else burst
+                incarnation = records.begin(record)
+                floats[record], floats[record + 1], words[record + 2] = qps, burst, now_ns
+                floats[lost_word] = burst - tokens
+                records.publish(record, incarnation)
+            since_ns = words[record + 2]
+        if len(self._buckets) >= _SHARED_KEYS:
+            del self._buckets[next(iter(self._buckets))]
+        at_byte, taken_word = (record + HEAD) * 8, record + records.column(0) + self._row
+        bucket = _SharedBucket(incarnation, at_byte, taken_word, lost_word, since_ns, qps, burst, 0.0)
+        self._buckets[key] = bucket
+        return bucket
+
+    def _tokens(self, record: int, incarnation: int, now_ns: int) -> float:
+        """Return how many tokens a record has."""
+        qps, burst = self._floats[record], self._floats[record + 1]
+        taken, lost = self._add_up(self._unpack(self._memory, (record + HEAD) * 8), incarnation)
+        return min(burst, burst + (now_ns - self._words[record + 2]) * qps * 1e-9 - lost - taken)
+
+    def _lacks(self, record: int, incarnation: int, now_ns: int) -> float:
+        """Return how many tokens are missing in a record, infinity if they never come back."""
+        lacks = self._floats[record + 1] - self._tokens(record, incarnation, now_ns)
+        return math.inf if lacks and not self._floats[record] else lacks
+
+
 LimitState = tuple[str, float, float, float]
 """State of a token's limit: its name, requests in a second, burst, and tokens left."""
 
@@ -142,17 +276,21 @@ class RateLimiter:
     A ``backstop_burst`` of 0 is no limit.
     """
 
-    buckets: Buckets
+    buckets: Buckets | SharedBuckets
     backstop_qps: float = 0
     backstop_burst: float = 0
 
     @classmethod
-    def from_settings(cls, settings: ServiceSettings) -> RateLimiter:
-        """Read the limit for all tenants from the settings; if only one number is set, the other has a default."""
+    def from_settings(cls, settings: ServiceSettings, table: SharedTable | None = None) -> RateLimiter:
+        """Read the limit for all tenants from the settings; if only one number is set, the other has a default.
+
+        With a table, both limits hold over all processes that share it.
+        """
+        buckets = Buckets() if table is None else SharedBuckets(table)
         qps, burst = settings.rate_qps, settings.rate_burst
         if qps == 0 or burst == 0 or (qps is None and burst is None):
-            return cls(Buckets())
-        return cls(Buckets(), _BACKSTOP_QPS if qps is None else qps, _BACKSTOP_BURST if burst is None else burst)
+            return cls(buckets)
+        return cls(buckets, _BACKSTOP_QPS if qps is None else qps, _BACKSTOP_BURST if burst is None else burst)
 
     def take(self, token_id: str, tenant: int, qps: float, burst: float, now_ns: int) -> float:
         """Count one request against both limits, or against neither, and return 0.0 or the seconds to wait.

@@ -203,13 +203,13 @@ class SharedRecords:
         """Where a record's own incarnation is in it, behind all columns."""
         return self._size - 1
 
-    def find(self, key: bytes, lacks: Callable[[int], float]) -> int | None:
+    def find(self, key: bytes, lacks: Callable[[int, int], float]) -> int | None:
         """Return a key's record, or one that is added for it and has the incarnation 0 until `begin`.
 
         Args:
             key: of the record.
-            lacks: tells of another record how much would be lost with it: 0.0 for nothing, infinity if it must stay.
-                If there is no room, the one of its set that lacks least is dropped.
+            lacks: tells of another record and its incarnation how much would be lost with it: 0.0 for nothing, infinity
+                if it must stay. If there is no room, the one of its set that lacks least is dropped.
 
         Returns:
             None if there is no room, and no record may be dropped.
@@ -231,7 +231,8 @@ class SharedRecords:
         return self._records + place * self._size
 
     def begin(self, record: int) -> int:
-        """Begin a new incarnation of a record, with zeros in this row, and return it; `publish` ends its beginning."""
+        """Begin a new incarnation of a record, with zeros in this row, and return it; not used until `publish`."""
+        self._table.words[record + self.incarnation] = 0
         incarnation = self._table.next_incarnation()
         self._enter(record, incarnation)
         return incarnation
@@ -266,22 +267,24 @@ class SharedRecords:
         self.clear(record, len(self._columns))
         self._table.words[record + HEAD + self._table.row] = incarnation
 
-    def _drop(self, first: int, lacks: Callable[[int], float]) -> int | None:
+    def _drop(self, first: int, lacks: Callable[[int, int], float]) -> int | None:
         """Drop a record of a set, and return its place; it is judged again once no process can find it any more."""
         words = self._table.words
         costs = []
         for place in range(first, first + WAYS):
-            cost = lacks(self._records + place * self._size)
-            costs.append((cost, place))
-            if not cost:
-                break
-        for cost, place in sorted(costs):
             record = self._records + place * self._size
             incarnation = words[record + self.incarnation]
+            if not incarnation:  # left half added
+                return place
+            cost = lacks(record, incarnation)
+            costs.append((cost, place, record, incarnation))
+            if not cost:
+                break
+        for cost, place, record, incarnation in sorted(costs):
             if cost == math.inf:
                 break
             words[record + self.incarnation] = 0
-            if lacks(record) <= cost:
+            if lacks(record, incarnation) <= cost:
                 return place
             words[record + self.incarnation] = incarnation
         return None

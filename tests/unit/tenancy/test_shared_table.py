@@ -2,30 +2,21 @@
 
 import math
 import os
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.shared_tables import full_set, tables
 from tensorwasm.tenancy.quotas import QUOTAS
-from tensorwasm.tenancy.shared_table import AMOUNTS, COUNTERS, MAX_ROWS, WAYS, SharedTable, clear_row, create_table
+from tensorwasm.tenancy.shared_table import AMOUNTS, COUNTERS, MAX_ROWS, SharedTable, clear_row, create_table
 
 
-@contextmanager
-def tables(rows):
-    """Each row's view of one table, as its process would have it."""
-    descriptor = create_table(rows)
-    views = [SharedTable(descriptor, rows, row) for row in range(rows)]
-    try:
-        yield descriptor, views
-    finally:
-        for view in views:
-            view.close()
-        os.close(descriptor)
+def encoded(number):
+    return repr(number).encode()
 
 
-def stays(_record):
+def stays(_record, _incarnation):
     return math.inf
 
 
@@ -40,19 +31,6 @@ def opened(view, key, lacks=stays):
             incarnation = view.accounts.begin(record)
             view.accounts.publish(record, incarnation)
         return record, incarnation
-
-
-def full_set(view):
-    """Keys of one set, as many as it has room for, and one more."""
-    sets = {}
-    number = 0
-    while True:
-        key = str(number).encode()
-        keys = sets.setdefault(view.hash(key) % view.accounts._sets, [])
-        keys.append(key)
-        if len(keys) > WAYS:
-            return keys
-        number += 1
 
 
 def test_columns_are_as_many_as_quotas():
@@ -91,11 +69,11 @@ def test_all_rows_find_one_record_for_a_key(asks):
 
 def test_a_full_set_drops_what_may_be_dropped_and_else_has_no_room():
     with tables(2) as (_, views):
-        *keys, last = full_set(views[0])
+        *keys, last = map(encoded, full_set(views[0], views[0].accounts))
         records = [opened(views[0], key) for key in keys]
         assert opened(views[1], last) is None
         victim, incarnation = records[7]
-        replaced = opened(views[1], last, lambda record: 0.5 if record == victim else 1.0)
+        replaced = opened(views[1], last, lambda record, _: 0.5 if record == victim else 1.0)
         assert replaced[0] == victim
         assert replaced[1] > incarnation
         assert opened(views[0], keys[8]) == records[8]
@@ -104,11 +82,11 @@ def test_a_full_set_drops_what_may_be_dropped_and_else_has_no_room():
 
 def test_a_record_that_came_into_use_while_it_was_judged_stays():
     with tables(1) as (_, views):
-        *keys, last = full_set(views[0])
+        *keys, last = map(encoded, full_set(views[0], views[0].accounts))
         records = [opened(views[0], key) for key in keys]
         looks = []
 
-        def lacks(record):
+        def lacks(record, _):
             looks.append(record)
             return 0.0 if looks.count(record) == 1 else math.inf
 
@@ -126,13 +104,13 @@ def test_what_a_process_left_half_added_begins_anew():
 
 def test_words_of_an_earlier_incarnation_are_cleared_by_their_own_process():
     with tables(2) as (_, views):
-        *keys, last = full_set(views[0])
+        *keys, last = map(encoded, full_set(views[0], views[0].accounts))
         for key in keys:
             opened(views[0], key)
         record, _ = opened(views[1], keys[0])
         word = record + views[1].accounts.column(0) + 1
         views[1].words[word] = 5
-        assert opened(views[0], last, lambda other: 0.0 if other == record else math.inf)[0] == record
+        assert opened(views[0], last, lambda other, _: 0.0 if other == record else math.inf)[0] == record
         assert views[0].words[word] == 5  # nobody writes another's words
         _, incarnation = opened(views[1], last)
         assert views[0].words[word] == 0
