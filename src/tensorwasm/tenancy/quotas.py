@@ -7,7 +7,6 @@ until an hour has passed over it. Thread-safe: one lock is held for a microsecon
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -18,8 +17,10 @@ from typing import Final, Self
 
 import msgspec
 
-from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvalidRequest, QuotaExceeded
-from tensorwasm.values import MAX_WEIGHT, MIB
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
+from tensorwasm.tenancy.accounts import HOUR_MS, Account, SharedAccount, SharedAccounts
+from tensorwasm.tenancy.shared_table import SharedTable
+from tensorwasm.values import MIB
 
 HELD: Final[dict[str, str]] = {
     "instances": "instances alive at a time, those of idle sessions in memory too",
@@ -52,8 +53,6 @@ CAPS: Final[dict[str, str]] = QUOTAS | RATES
 LEAST_MEMORY_BYTES: Final = 320 * MIB
 """Memory that a tenant may always hold if it is free: an instance of usual size, and idle sessions beside it."""
 
-HOUR_MS: Final = 3_600_000
-
 _LOOKS: Final = 2  # accounts checked for each new one: more than are added, so that idle ones are found
 _UNLIMITED: Final = 1 << 80
 MAX_LIMIT: Final = (1 << 63) - 1
@@ -62,37 +61,6 @@ MAX_LIMIT: Final = (1 << 63) - 1
 def unix_ms() -> int:
     """Return the wall clock's time, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
-
-
-@dataclass(slots=True, eq=False)
-class _Account:
-    """What one tenant holds, by name of `HELD`, and has used up, by name of `BUDGETS`.
-
-    ``now`` is the use in the current hour, counted since 1970, and ``before`` that in the hour before.
-    """
-
-    held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD, 0))
-    hour: int = 0
-    now: dict[str, int] = field(default_factory=dict)
-    before: dict[str, int] = field(default_factory=dict)
-
-    def turn_to(self, hour: int) -> None:
-        """Make an hour the current one, unless a later one is."""
-        if hour > self.hour:
-            self.before = self.now if hour == self.hour + 1 else {}
-            self.now = {}
-            self.hour = hour
-
-    def used(self, budget: str, now_ms: int) -> int:
-        """Return what was used up of a budget within the last 60 minutes, as if use in the hour before was even."""
-        left_ms = HOUR_MS - (now_ms - self.hour * HOUR_MS)
-        before = self.before.get(budget, 0)
-        return self.now.get(budget, 0) + (before * max(0, min(left_ms, HOUR_MS)) // HOUR_MS if before else 0)
-
-    def is_idle(self, hour: int) -> bool:
-        """Return whether nothing is held, and nothing used up still counts in an hour."""
-        self.turn_to(hour)
-        return not any(self.held.values()) and not self.now and not self.before
 
 
 class QuotaHold(msgspec.Struct, gc=False):
@@ -105,6 +73,7 @@ class QuotaHold(msgspec.Struct, gc=False):
     _held: dict[str, int]
     _all: dict[str, int]
     _amounts: dict[str, int] | None
+    _shared: SharedAccount | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -129,6 +98,8 @@ class QuotaHold(msgspec.Struct, gc=False):
                 for sums in (self._held, self._all):
                     sums["memory_bytes"] -= self.memory_bytes - memory_bytes
                 self._amounts = self._amounts | {"memory_bytes": memory_bytes}
+                if self._shared is not None:
+                    self._shared.publish(("memory_bytes",))
 
     def release(self) -> None:
         """Release everything; a second call does nothing."""
@@ -140,6 +111,8 @@ class QuotaHold(msgspec.Struct, gc=False):
                 for name, amount in amounts.items():
                     held[name] -= amount
                 self._all["memory_bytes"] -= amounts.get("memory_bytes", 0)
+                if self._shared is not None:
+                    self._shared.publish([name for name, amount in amounts.items() if amount])
 
     def __enter__(self) -> Self:
         return self
@@ -151,25 +124,32 @@ class QuotaHold(msgspec.Struct, gc=False):
 
 
 class Quotas:
-    """The accounts of all tenants of this process.
+    """The accounts of all tenants of this process; with a table, limits hold over all processes that share it.
 
     A tenant without a quota for ``memory_bytes`` takes no more memory, beyond its first 320 MiB, than it leaves free
     for all others: one alone has at most half of it, and the next one half of what is left.
     Source: A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998).
 
-    Idle accounts are dropped when others are opened. Only this process knows what is held, which begins at nothing; the
-    usage of past hours comes back with `restore`.
+    Idle accounts are dropped when others are opened. What is held begins at nothing; the usage of past hours comes back
+    with `restore`. Processes that share a table do not wait for one another: those that ask at the same time may each
+    take the last place, so that a limit may be exceeded by one request of each other process.
 
     Attributes:
         host_bytes: linear memory that all tenants together may hold; None does not limit it.
     """
 
-    def __init__(self, now_unix_ms: Callable[[], int] = unix_ms, host_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        now_unix_ms: Callable[[], int] = unix_ms,
+        host_bytes: int | None = None,
+        table: SharedTable | None = None,
+    ) -> None:
         self.host_bytes = host_bytes
         self._all = {"memory_bytes": 0}
+        self._shared = None if table is None else SharedAccounts(table, HELD, BUDGETS, self._all, self._this_hour)
         self._now_unix_ms = now_unix_ms
         self._lock = threading.Lock()
-        self._accounts: OrderedDict[int, _Account] = OrderedDict()
+        self._accounts: OrderedDict[int, Account] = OrderedDict()
         self._refusals: dict[str, int] = {}
         self._spent = {"gpu_us": 0, "launches": 0}
 
@@ -183,24 +163,32 @@ class Quotas:
 
         Raises:
             QuotaExceeded: a limit would be exceeded; the message names the quota, what is held and the limit.
-            CapacityExhausted: all tenants together would hold more memory than there is for them.
+            CapacityExhausted: all tenants together would hold more memory than there is for them, or the table has no
+                room for one more tenant.
             InvalidArgs: there is no such quota, or an amount is negative.
         """
         with self._lock:
-            held = (self._accounts.get(tenant) or self._open(tenant)).held
+            account = self._accounts.get(tenant) or self._open(tenant)
+            held, rest = account.held, limits
+            if account.shared is not None:
+                account.shared.require_place()
+                names = held.keys() & amounts.keys() & limits.keys()
+                rest = {name: limits[name] - account.elsewhere(name) for name in names}
             for name, amount in amounts.items():
                 used = held.get(name, 0)
-                if amount < 0 or used + amount > limits.get(name, _UNLIMITED) or name not in held:
+                if amount < 0 or used + amount > rest.get(name, _UNLIMITED) or name not in held:
                     for before in itertools.takewhile(name.__ne__, amounts):
                         held[before] -= amounts[before]
                     if amount < 0 or name not in held:
                         raise InvalidArgs(f"{amount} of {name} cannot be held")
-                    raise self._refuse(name, used, amount, limits[name])
+                    raise self._refuse(name, used + limits[name] - rest[name], amount, limits[name])
                 held[name] = used + amount
             if self.host_bytes is not None and amounts.get("memory_bytes"):
-                self._require_memory(self.host_bytes, held, limits, amounts)
+                self._require_memory(self.host_bytes, account, limits, amounts)
             self._all["memory_bytes"] += amounts.get("memory_bytes", 0)
-        return QuotaHold(self._lock, held, self._all, amounts)
+            if account.shared is not None:
+                account.shared.publish(amounts)
+        return QuotaHold(self._lock, held, self._all, amounts, account.shared)
 
     def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
         """Check that amounts could be held, without holding them, for a call that is not interrupted.
@@ -212,19 +200,28 @@ class Quotas:
             limit = limits.get(name)
             if limit is not None:
                 used = 0 if account is None else account.held[name]
+                if self._shared is not None:
+                    used += self.held_elsewhere(tenant, name)
                 if used + amount > limit:
                     with self._lock:
                         raise self._refuse(name, used, amount, limit)
 
     def charge(self, tenant: int, *, gpu_us: int = 0, launches: int = 0) -> None:
         """Record what was used up. It is never refused: use over the budget makes later requests fail."""
-        self.restore(tenant, self._now_unix_ms() // HOUR_MS * HOUR_MS, gpu_us=gpu_us, launches=launches)
+        if self._shared is None or self._shared.is_primary:
+            self.restore(tenant, self._this_hour() * HOUR_MS, gpu_us=gpu_us, launches=launches)
+        else:
+            self._add_unreported(tenant, gpu_us, launches)
         with self._lock:
             self._spent["gpu_us"] += gpu_us
             self._spent["launches"] += launches
 
+    def reported(self, tenant: int, *, gpu_us: int = 0, launches: int = 0) -> None:
+        """Record that the primary has counted what this process charged; in a process that shares a table with it."""
+        self._add_unreported(tenant, -gpu_us, -launches)
+
     def restore(self, tenant: int, hour_unix_ms: int, *, gpu_us: int = 0, launches: int = 0) -> None:
-        """Record what was used up in the hour that began then; for a restarted service, in order of time.
+        """Record what was used up in the hour that began then; for a restarted service and reports, in order of time.
 
         Hours that no longer count change nothing.
 
@@ -244,11 +241,13 @@ class Quotas:
             used = account.now if hour == account.hour else account.before
             for name, amount in (("gpu_us_per_hour", gpu_us), ("launches_per_hour", launches)):
                 used[name] = used.get(name, 0) + amount
+            if account.shared is not None and account.shared.is_primary:
+                account.shared.publish_used(account)
 
     def check_budget(self, tenant: int, limits: Mapping[str, int]) -> None:
         """Raise QuotaExceeded, with quota, use and limit, if a budget is used up."""
         with self._lock:
-            account = self._accounts.get(tenant)
+            account = self._find(tenant)
             for name in BUDGETS:
                 limit = limits.get(name)
                 if limit is not None:
@@ -259,23 +258,38 @@ class Quotas:
     def usage(self, tenant: int) -> dict[str, int]:
         """Return what a tenant holds and has used up within an hour, by name of `QUOTAS`."""
         with self._lock:
-            account = self._accounts.get(tenant)
+            account = self._find(tenant)
             if account is None:
                 return dict.fromkeys(QUOTAS, 0)
-            return account.held | {name: self._used(account, name) for name in BUDGETS}
+            held = {name: amount + account.elsewhere(name) for name, amount in account.held.items()}
+            return held | {name: self._used(account, name) for name in BUDGETS}
 
     def memory_limit(self, tenant: int, limits: Mapping[str, int]) -> int | None:
         """Return how much linear memory a tenant may hold now; None for no limit."""
         if "memory_bytes" in limits or self.host_bytes is None:
             return limits.get("memory_bytes")
         with self._lock:
-            account = self._accounts.get(tenant)
-            own_bytes = 0 if account is None else account.held["memory_bytes"]
-            reachable_bytes = max(0, self.host_bytes - self._all["memory_bytes"] + own_bytes)
+            account = self._find(tenant)
+            own_bytes = 0 if account is None else account.held["memory_bytes"] + account.elsewhere("memory_bytes")
+            reachable_bytes = max(0, self.host_bytes - self._all_bytes() + own_bytes)
         return max(min(LEAST_MEMORY_BYTES, reachable_bytes), reachable_bytes // 2)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may hold and release what limits allow."""
+        return self._shared is not None
+
+    def held_elsewhere(self, tenant: int | None, name: str = "memory_bytes") -> int:
+        """Return what a tenant, or for None all tenants in ``memory_bytes``, hold in other processes."""
+        if self._shared is None:
+            return 0
+        if tenant is None:
+            return self._shared.table.others_total()
+        with self._lock:
+            return (self._accounts.get(tenant) or self._open(tenant)).elsewhere(name)
+
     def held(self, name: str) -> dict[int, int]:
-        """Return the amount of a quota of `HELD` that each tenant holds, without zeros."""
+        """Return the amount of a quota of `HELD` that each tenant holds in this process, without zeros."""
         with self._lock:
             return {tenant: amount for tenant, account in self._accounts.items() if (amount := account.held[name])}
 
@@ -290,19 +304,20 @@ class Quotas:
             return dict(self._spent)
 
     def _require_memory(
-        self, host_bytes: int, held: dict[str, int], limits: Mapping[str, int], amounts: Mapping[str, int]
+        self, host_bytes: int, account: Account, limits: Mapping[str, int], amounts: Mapping[str, int]
     ) -> None:
         """Check that there is memory for what a tenant has just taken; else undo all that it took, and raise."""
-        wanted_bytes, own_bytes = amounts["memory_bytes"], held["memory_bytes"]
-        free_bytes = host_bytes - self._all["memory_bytes"] - wanted_bytes
+        wanted_bytes, all_bytes = amounts["memory_bytes"], self._all_bytes()
+        own_bytes = account.held["memory_bytes"] + account.elsewhere("memory_bytes")
+        free_bytes = host_bytes - all_bytes - wanted_bytes
         greedy = "memory_bytes" not in limits and own_bytes > max(LEAST_MEMORY_BYTES, free_bytes)
         if free_bytes >= 0 and not greedy:
             return
         for name, amount in amounts.items():
-            held[name] -= amount
-        others_bytes = self._all["memory_bytes"] - held["memory_bytes"]
-        if greedy and (free_bytes >= 0 or held["memory_bytes"] or wanted_bytes > (self.most_bytes or 0)):
-            raise self._refuse("memory_bytes", held["memory_bytes"], wanted_bytes, (host_bytes - others_bytes) // 2)
+            account.held[name] -= amount
+        own_bytes -= wanted_bytes
+        if greedy and (free_bytes >= 0 or own_bytes or wanted_bytes > (self.most_bytes or 0)):
+            raise self._refuse("memory_bytes", own_bytes, wanted_bytes, (host_bytes - all_bytes + own_bytes) // 2)
         self._refusals["host_bytes"] = self._refusals.get("host_bytes", 0) + 1
         raise CapacityExhausted("the memory of this machine is held by other instances; try again later")
 
@@ -310,33 +325,39 @@ class Quotas:
         self._refusals[name] = self._refusals.get(name, 0) + 1
         return QuotaExceeded(f"the quota {name} is {limit}: {used} are used, and {amount} more are too many")
 
-    def _used(self, account: _Account, budget: str) -> int:
+    def _used(self, account: Account, budget: str) -> int:
         now_ms = self._now_unix_ms()
+        unreported = account.unreported(budget)
         account.turn_to(now_ms // HOUR_MS)
-        return account.used(budget, now_ms)
+        return account.used(budget, now_ms) + unreported
 
-    def _open(self, tenant: int) -> _Account:
+    def _add_unreported(self, tenant: int, gpu_us: int, launches: int) -> None:
+        with self._lock:
+            shared = (self._accounts.get(tenant) or self._open(tenant)).shared
+            if shared is not None:
+                for name, amount in (("gpu_us_per_hour", gpu_us), ("launches_per_hour", launches)):
+                    shared.unreported[name] = max(0, shared.unreported[name] + amount)
+                shared.publish(BUDGETS)
+
+    def _all_bytes(self) -> int:
+        return self._all["memory_bytes"] + self.held_elsewhere(None)
+
+    def _this_hour(self) -> int:
+        return self._now_unix_ms() // HOUR_MS
+
+    def _find(self, tenant: int) -> Account | None:
+        """Return a tenant's account; None if nothing is known of it, in this process or in others."""
+        return self._accounts.get(tenant) or (None if self._shared is None else self._open(tenant))
+
+    def _open(self, tenant: int) -> Account:
         for _ in range(min(_LOOKS, len(self._accounts))):
             old, account = self._accounts.popitem(last=False)
-            if not account.is_idle(self._now_unix_ms() // HOUR_MS):
+            if not account.is_idle(self._this_hour()):
                 self._accounts[old] = account
-        account = self._accounts[tenant] = _Account()
+        account = self._accounts[tenant] = Account(dict.fromkeys(HELD, 0))
+        if self._shared is not None:
+            account.shared = SharedAccount(self._shared, tenant, account.held)
         return account
-
-
-def parse_caps(text: str) -> dict[str, int]:
-    """Return caps from a text such as ``qps=10,burst=20,instances=100``.
-
-    Raises:
-        InvalidArgs: there is no such cap, or its number is not from 0 to 2**63 - 1; the message has the entry.
-    """
-    caps = {}
-    for entry in filter(None, map(str.strip, text.split(","))):
-        name, _, number = entry.partition("=")
-        if name not in CAPS or re.fullmatch("[0-9]{1,19}", number) is None or int(number) > MAX_LIMIT:
-            raise InvalidArgs(f"a cap is NAME=NUMBER, of {', '.join(CAPS)}, not {entry[:64]!r}")
-        caps[name] = int(number)
-    return caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,25 +372,3 @@ class TenantPolicy:
     weight: int = 1
     quotas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     disabled: bool = False
-
-
-def checked_weight(weight: int) -> int:
-    """Return a valid weight, or raise InvalidRequest."""
-    if not 1 <= weight <= MAX_WEIGHT:
-        raise InvalidRequest(f"weight is from 1 to {MAX_WEIGHT}")
-    return weight
-
-
-def checked_quotas(quotas: Mapping[str, int | None]) -> dict[str, int]:
-    """Return valid quotas, without those that are None, which mean the service's own.
-
-    Raises:
-        InvalidRequest: there is no such cap, or a number is not from 0 to 2**63 - 1.
-    """
-    if not quotas.keys() <= CAPS.keys():
-        raise InvalidRequest(f"quotas are {', '.join(CAPS)}")
-    chosen = {name: limit for name, limit in quotas.items() if limit is not None}
-    for name, limit in chosen.items():
-        if not 0 <= limit <= MAX_LIMIT:
-            raise InvalidRequest(f"the quota {name} is from 0 to 2**63 - 1")
-    return chosen

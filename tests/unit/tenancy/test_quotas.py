@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from oracles.limits import LedgerModel
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.quotas import BUDGETS, HELD, HOUR_MS, LEAST_MEMORY_BYTES, QUOTAS, Quotas, parse_caps
+from tensorwasm.tenancy.accounts import HOUR_MS
+from tensorwasm.tenancy.caps import parse_caps
+from tensorwasm.tenancy.quotas import BUDGETS, HELD, LEAST_MEMORY_BYTES, QUOTAS, Quotas
 from tensorwasm.values import MIB
 
 AMOUNTS = st.dictionaries(st.sampled_from(sorted(HELD)), st.integers(0, 6), max_size=4)

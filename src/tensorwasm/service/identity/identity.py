@@ -22,6 +22,7 @@ from tensorwasm.service.identity.cache import IdentityCache
 from tensorwasm.service.pages import DEFAULT_PAGE, checked_limit
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator, MintedToken, TokenTable, mint, parse_digests, parse_tokens
+from tensorwasm.tenancy.caps import checked_quotas, checked_weight, parse_caps
 from tensorwasm.tenancy.oidc import open_verifier
 from tensorwasm.tenancy.principal import (
     MAX_TENANT,
@@ -32,7 +33,7 @@ from tensorwasm.tenancy.principal import (
     Principal,
     Registry,
 )
-from tensorwasm.tenancy.quotas import TenantPolicy, checked_quotas, checked_weight, parse_caps
+from tensorwasm.tenancy.quotas import TenantPolicy
 
 MAX_TENANTS: Final = 1024
 MAX_OVERLAP_S: Final = 30 * 86_400
