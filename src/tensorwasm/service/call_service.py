@@ -98,8 +98,8 @@ async def open_invocations(
     stack: AsyncExitStack, base: CallBase, functions: Functions, workers: Workers
 ) -> Invocations:
     """Open quotas, admission and invocations."""
-    quotas = Quotas(base.clock.unix_ms, await asyncio.to_thread(host_bytes))
-    identity, limiter = base.identity, RateLimiter.from_settings(base.settings)
+    quotas = Quotas(base.clock.unix_ms, await asyncio.to_thread(host_bytes), table=base.table)
+    identity, limiter = base.identity, RateLimiter.from_settings(base.settings, base.table)
     admission = Admission(
         identity.authenticator, identity.identities, limiter, quotas, InstanceQueue(quotas, identity.identities.policy)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -12,6 +13,7 @@ from tensorwasm.artifacts.opening import open_store
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import READERS, read_database, sqlite_url
 from tensorwasm.database.identity import read_revision
+from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.call_service import CallBase, CallService, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, run_until_closed
@@ -82,7 +84,13 @@ async def _open_parts(
     store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
     runtime = await asyncio.to_thread(Runtime)
     stack.push_async_callback(asyncio.to_thread, runtime.close)
-    usage = UsageMeter(database, flush_s=REPORT_S, write=link.write_usage)
+
+    async def report(hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
+        await link.write_usage(hour_unix_ms, used)
+        for tenant, each in used.items():
+            invocations.admission.quotas.reported(tenant, gpu_us=each.gpu_us, launches=each.launches)
+
+    usage = UsageMeter(database, flush_s=REPORT_S, write=report)
     usage.open()
     stack.push_async_callback(usage.close)
     base = CallBase(

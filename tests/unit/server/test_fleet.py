@@ -8,6 +8,7 @@ import re
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+
 from fakes.applications import bearer
 from fakes.fleets import FleetFolder
 from fakes.services import ADD, GUEST, SUB
