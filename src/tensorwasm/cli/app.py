@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tensorwasm.cli.local import artifacts, operating, run, snapshot
+from tensorwasm.cli.local import artifacts, operating, run, serving, snapshot
 from tensorwasm.cli.options import for_typer
 from tensorwasm.cli.remote import calls, functions, jobs, kernel, metrics, tenants
 from tensorwasm.settings import package_version
@@ -23,7 +23,8 @@ app = typer.Typer(
 for _command in (
     for_typer(run.run),
     operating.doctor,
-    operating.serve,
+    serving.serve,
+    serving.reload,
     operating.broker,
     operating.bench,
     functions.deploy,

@@ -24,10 +24,10 @@
     │   └── QuotaExceeded, CapacityExhausted, RateLimited
     └── HostError  caused by this machine or this program
         ├── devices: DeviceUnavailable, DeviceLost (DeviceFault), TickerNotRunning, EngineMismatch
-        ├── storage: ArtifactCorrupt, StoreUnavailable, StorageFull, DatabaseUnavailable, SchemaTooNew, UnsafeFile,
-        │   SigningNotConfigured, SnapshotKeyMissing
+        ├── storage: ArtifactCorrupt, StoreUnavailable, StorageFull, DatabaseUnavailable (DatabaseOwned),
+        │   SchemaTooNew, UnsafeFile, SigningNotConfigured, SnapshotKeyMissing
         ├── server: NotReady, Draining, KernelRegistryNotConfigured, OutputClosed
-        ├── client commands: ServerUnreachable, Refused, EndpointMissing
+        ├── client commands: ServerUnreachable, ReloadFailed, Refused, EndpointMissing
         └── InternalError  a bug in this program
 """
 
@@ -39,6 +39,7 @@ from tensorwasm.errors.base import (
     ArtifactCorrupt,
     CallerError,
     CapacityExhausted,
+    DatabaseOwned,
     DatabaseUnavailable,
     DeviceFault,
     DeviceLost,
@@ -138,6 +139,7 @@ from tensorwasm.errors.edge import (
     PublisherNotAllowed,
     PublishScopeRequired,
     Refused,
+    ReloadFailed,
     RequestTimeout,
     ScopeDenied,
     ServerUnreachable,
@@ -152,20 +154,20 @@ from tensorwasm.errors.edge import (
 __all__ = [
     "MAX_MESSAGE", "MAX_NAME", "AlreadyRegistered", "ArtifactCorrupt", "ArtifactInUse", "ArtifactNotFound",
     "BadSignature", "BodyTooLarge", "CallerError", "CapacityExhausted", "CompileFailed", "CompileMemory",
-    "CompileTimeout", "Conflict", "Damaged", "DatabaseUnavailable", "DeviceFault", "DeviceLost", "DeviceUnavailable",
-    "DigestMismatch", "Draining", "EndpointMissing", "EngineMismatch", "Frame", "GuestError", "GuestExit", "GuestTrap",
-    "HostDenied", "HostError", "IdempotencyMismatch", "InstanceNotFound", "InternalError", "InvalidArgs",
-    "InvalidBase64", "InvalidDimensions", "InvalidHandle", "InvalidImage", "InvalidJson", "InvalidKernel",
-    "InvalidKernelArgs", "InvalidKey", "InvalidName", "InvalidPointer", "InvalidRequest", "InvalidSnapshot",
-    "InvalidWasm", "InvokeTimeout", "KernelArgsUnsupported", "KernelFault", "KernelRegistryNotConfigured",
-    "KernelTooLarge", "LaunchRefused", "LimitError", "MalformedPtx", "MethodNotAllowed", "MissingExport",
-    "MissingTenant", "ModelNotFound", "ModelOutputInvalid", "ModelRefused", "ModuleMemoryTooLarge", "ModuleTooLarge",
-    "NotCapturable", "NotFound", "NotReady", "NotSealed", "NotSupported", "OriginDenied", "OutputClosed",
-    "PublishDisabled", "PublishScopeRequired", "PublisherNotAllowed", "QuotaExceeded", "RateLimited", "Refused",
-    "RequestTimeout", "SchemaTooNew", "ScopeDenied", "SealRefused", "ServerUnreachable", "SessionElsewhere",
-    "SignatureInvalid", "SigningNotConfigured", "SnapshotKeyMissing", "StdinTooLarge", "StorageFull",
-    "StoreUnavailable", "TenantScopeDenied", "TensorWasmError", "TickerNotRunning", "TooLarge", "TooManyArgs",
-    "Unauthorized", "UnknownField", "UnknownImport", "UnknownKey", "UnknownVersion", "UnsafeFile", "Unsigned",
-    "UnsupportedMediaType", "UnsupportedProposal", "UnsupportedPtx", "WrongContent", "WrongKeyKind", "WrongModule",
-    "WrongParent", "plain", "quote", "quote_all",
+    "CompileTimeout", "Conflict", "Damaged", "DatabaseOwned", "DatabaseUnavailable", "DeviceFault", "DeviceLost",
+    "DeviceUnavailable", "DigestMismatch", "Draining", "EndpointMissing", "EngineMismatch", "Frame", "GuestError",
+    "GuestExit", "GuestTrap", "HostDenied", "HostError", "IdempotencyMismatch", "InstanceNotFound", "InternalError",
+    "InvalidArgs", "InvalidBase64", "InvalidDimensions", "InvalidHandle", "InvalidImage", "InvalidJson",
+    "InvalidKernel", "InvalidKernelArgs", "InvalidKey", "InvalidName", "InvalidPointer", "InvalidRequest",
+    "InvalidSnapshot", "InvalidWasm", "InvokeTimeout", "KernelArgsUnsupported", "KernelFault",
+    "KernelRegistryNotConfigured", "KernelTooLarge", "LaunchRefused", "LimitError", "MalformedPtx", "MethodNotAllowed",
+    "MissingExport", "MissingTenant", "ModelNotFound", "ModelOutputInvalid", "ModelRefused", "ModuleMemoryTooLarge",
+    "ModuleTooLarge", "NotCapturable", "NotFound", "NotReady", "NotSealed", "NotSupported", "OriginDenied",
+    "OutputClosed", "PublishDisabled", "PublishScopeRequired", "PublisherNotAllowed", "QuotaExceeded", "RateLimited",
+    "Refused", "ReloadFailed", "RequestTimeout", "SchemaTooNew", "ScopeDenied", "SealRefused", "ServerUnreachable",
+    "SessionElsewhere", "SignatureInvalid", "SigningNotConfigured", "SnapshotKeyMissing", "StdinTooLarge",
+    "StorageFull", "StoreUnavailable", "TenantScopeDenied", "TensorWasmError", "TickerNotRunning", "TooLarge",
+    "TooManyArgs", "Unauthorized", "UnknownField", "UnknownImport", "UnknownKey", "UnknownVersion", "UnsafeFile",
+    "Unsigned", "UnsupportedMediaType", "UnsupportedProposal", "UnsupportedPtx", "WrongContent", "WrongKeyKind",
+    "WrongModule", "WrongParent", "plain", "quote", "quote_all",
 ]  # fmt: skip

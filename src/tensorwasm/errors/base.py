@@ -249,6 +249,10 @@ class DatabaseUnavailable(HostError, kind="database_unavailable", http_status=50
     """The database does not answer, is locked by another process, or is full."""
 
 
+class DatabaseOwned(DatabaseUnavailable, exit_code=2):
+    """Another server has the file of the database."""
+
+
 class SchemaTooNew(HostError, kind="schema_too_new"):
     """A later release has changed the database's schema; the message has both versions."""
 

@@ -141,6 +141,10 @@ class ServerUnreachable(HostError, kind="server_unreachable"):
     """The server does not answer, or breaks the connection."""
 
 
+class ReloadFailed(HostError, kind="reload_failed"):
+    """A reload of the server was given up; its processes that were not replaced go on."""
+
+
 class Refused(HostError, kind="refused"):
     """The server refused the request, or failed.
 

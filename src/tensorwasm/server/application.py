@@ -47,17 +47,22 @@ class Application:
         """Begin with a request."""
         self.pipeline.start(Exchange(wire, time.perf_counter_ns()))
 
-    async def drain(self, limit_s: float) -> None:
-        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left."""
-        self.pipeline.draining = True
+    async def drain(self, limit_s: float, *, refusing: bool = True) -> None:
+        """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left.
+
+        With `refusing` false new requests are served until then.
+        """
+        self.pipeline.draining = refusing
         await self._wait(limit_s)
+        self.pipeline.draining = True
         for task in list(self.pipeline.tasks):
             task.cancel()
         await self._wait(LAST_S)
 
     async def _wait(self, limit_s: float) -> None:
-        if self.pipeline.tasks:
-            await asyncio.wait(self.pipeline.tasks, timeout=limit_s)
+        ends_s = time.monotonic() + limit_s
+        while self.pipeline.tasks and (left_s := ends_s - time.monotonic()) > 0:  # others may have begun meanwhile
+            await asyncio.wait(self.pipeline.tasks, timeout=left_s)
 
 
 _LIVE: Final = frozenset({"/livez", "/healthz"})

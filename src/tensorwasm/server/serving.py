@@ -31,6 +31,13 @@ AGAIN_S: Final = 1.0
 """How often it is tried to open what could not be opened."""
 
 STOP_S: Final = 2.0
+
+LEAVE_S: Final = 0.25
+"""How long connections of a process that leaves may send a request, by default; the answer to it is their last."""
+
+ORPHAN_S: Final = 1.0
+"""How long running requests may take once the supervisor has died: the next server waits for this one to end."""
+
 SWITCH_S: Final = 0.0005
 """How long a thread may keep the event loop waiting for Python; CPython's own 5 ms would be seen in every tail."""
 
@@ -51,27 +58,37 @@ async def serve(
     max_body_bytes: int | None,
     ready: Callable[[], None],
     tls: ServerTls | None = None,
+    leave_s: float = LEAVE_S,
 ) -> None:
-    """Serve until a signal says to stop; then drain. A second signal ends the process at once.
+    """Serve until a signal says to stop or to leave; then drain. A second signal to stop ends the process at once.
+
+    A process that leaves (SIGUSR1) closes its socket at once, since another process takes the connections that come;
+    what comes through those that it has is served. One that stops refuses it.
 
     Args:
         service: open; the caller closes it.
-        listening: as `Listener.listen` takes it, but the caller closes it.
+        listening: as `Listener.listen` takes it, but the caller closes it if this does not.
         max_body_bytes: longest body; None takes the setting.
         ready: called once requests are taken.
         tls: of its connections; None for none.
+        leave_s: how long its connections may still send a request when it leaves.
 
     Raises:
         InvalidArgs: a setting makes no sense.
     """
     application = Application(service, ALL, max_body_bytes=max_body_bytes)
-    stopping = _stop_on_signals()
+    parent = os.getppid()
+    stopping, leaving = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
-    async with _listening(application, listening, tls):
+    async with _listening(application, listening, tls, leaving) as listener:
         collect_seldom()
         ready()
         await stopping.wait()
-        await application.drain(service.settings.drain_s)
+        limit_s = service.settings.drain_s
+        if leaving.is_set():
+            limit_s = limit_s if os.getppid() == parent else min(limit_s, ORPHAN_S)
+            await listener.wait_closed(min(leave_s, limit_s))
+        await application.drain(limit_s, refusing=not leaving.is_set())
 
 
 async def serve_degraded(
@@ -93,8 +110,8 @@ async def serve_degraded(
     Returns:
         What the attempt returned; None if a signal came first.
     """
-    stopping, found = _stop_on_signals(), None
-    async with _listening(DegradedApplication(error), listening, tls):
+    (stopping, leaving), found = _stop_on_signals(), None
+    async with _listening(DegradedApplication(error), listening, tls, leaving):
         told()
         while found is None and not stopping.is_set():
             with suppress(TimeoutError):
@@ -109,30 +126,52 @@ async def serve_degraded(
 
 @asynccontextmanager
 async def _listening(
-    application: Application | DegradedApplication, listening: socket.socket, tls: ServerTls | None
-) -> AsyncIterator[None]:
+    application: Application | DegradedApplication,
+    listening: socket.socket,
+    tls: ServerTls | None,
+    leaving: asyncio.Event,
+) -> AsyncIterator[Listener]:
+    """Within the context, take connections; once `leaving` is set take no more, and close the socket."""
+
+    async def leave() -> None:
+        await leaving.wait()
+        listener.leave()
+        listening.close()
+
     most = max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
     listener = Listener(application.begin, most, application.body_timeout_s, tls)
     await listener.listen(listening.dup())
+    leaves = asyncio.create_task(leave())
     try:
-        yield
+        yield listener
     finally:
+        leaves.cancel()
         await listener.close(STOP_S)
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that the first signal sets; the second ends the process."""
-    stopping = asyncio.Event()
+def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return an event that the first signal sets, and one that is also set if it is the signal to leave.
+
+    The second signal to stop ends the process.
+    """
+    stopping, leaving, stopped = asyncio.Event(), asyncio.Event(), False
 
     def stop() -> None:
-        if stopping.is_set():
+        nonlocal stopped
+        if stopped:
             os._exit(1)
+        stopped = True
+        stopping.set()
+
+    def leave() -> None:
+        leaving.set()
         stopping.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    return stopping
+    loop.add_signal_handler(signal.SIGUSR1, leave)
+    return stopping, leaving
 
 
 def raise_file_limit() -> int:

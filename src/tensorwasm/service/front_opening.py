@@ -23,10 +23,10 @@ from tensorwasm.service.functions.models import ModelNames, parse_map
 from tensorwasm.service.gauges import Gauges
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.invocations.workers import Workers
-from tensorwasm.service.opening import SHARED_TTL_S, folder_of
+from tensorwasm.service.opening import SHARED_TTL_S
 from tensorwasm.service.readiness import Readiness
 from tensorwasm.service.usage import UsageMeter
-from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.shared_table import SharedTable
 

@@ -57,7 +57,7 @@ from tensorwasm.service.sessions.sessions import Sessions
 from tensorwasm.service.snapshot_keys import SnapshotKeys
 from tensorwasm.service.snapshots.snapshots import SnapshotFiles, Snapshots
 from tensorwasm.service.usage import UsageMeter
-from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.audit import AuditLog, open_audit
 from tensorwasm.tenancy.quotas import QuotaHold
@@ -319,11 +319,6 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
     service.identities.tell = lambda: fronts.tell(Changed(identities=True))
     service.functions.tell = lambda functions, names: fronts.tell(Changed(functions=list(functions), names=list(names)))
     return fronts
-
-
-def folder_of(where: str) -> Path:
-    """Return the path of the data folder; empty takes ``service`` in the state folder."""
-    return Path(where).expanduser() if where else process.state_dir() / "service"
 
 
 def open_folder(where: str) -> Path:

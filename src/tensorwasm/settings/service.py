@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from tensorwasm.settings import state_dir
 from tensorwasm.settings.parsing import Setting, count, flag, read, seconds, setting, settings_of, size, text
 
 
@@ -156,6 +158,13 @@ class ServiceSettings:
         "",
         "Models as MODEL:FUNCTION_ID, separated by commas; a tenant's own functions are also models by their names.",
     )
+    workers: int | None = setting(
+        "TENSOR_WASM_WORKERS",
+        count,
+        None,
+        "Processes that take requests, at most 200; by default the processors that the server may use, less one for "
+        "the process that keeps its state and one for each GPU.",
+    )
     database: str = setting(
         "TENSOR_WASM_DATABASE",
         text,
@@ -246,6 +255,11 @@ class ServiceSettings:
     def from_environment(cls, environment: Mapping[str, str]) -> ServiceSettings:
         """Read the environment variables, as `tensorwasm.settings.Settings.from_environment` does."""
         return cls(**{each.field: read(each, environment) for each in SERVICE_SETTINGS})
+
+
+def folder_of(where: str) -> Path:
+    """Return the path of the data folder; empty takes ``service`` in the state folder."""
+    return Path(where).expanduser() if where else state_dir() / "service"
 
 
 SERVICE_SETTINGS: Final[tuple[Setting, ...]] = settings_of(ServiceSettings)

@@ -1,6 +1,6 @@
-"""`tensor-wasm serve`, `broker`, `doctor`, `audit verify` and `bench`.
+"""`tensor-wasm broker`, `doctor`, `audit verify` and `bench`.
 
-All but `serve` and `broker` exit with 1 if something is not as it should be.
+All but `broker` exit with 1 if something is not as it should be.
 """
 
 from __future__ import annotations
@@ -11,116 +11,18 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from tensorwasm.cli.options import without_none
 from tensorwasm.cli.output import AsJson, print_json
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import current, state_dir
 from tensorwasm.settings.parsing import checked_isolation, checked_seconds
 
-_POLICIES: Final = {None: None, "optional": "0", "required": "1"}
-
-Address = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Address to listen at, or unix:PATH; port 0 takes a free one.")
-]
-Tokens = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TOKEN[:tenant=1,2]",
-        help="A token that is valid besides those of the database. Repeatable. [env: TENSOR_WASM_API_TOKENS]",
-    ),
-]
-TenantHeaderPolicy = Annotated[
-    str | None,
-    typer.Option(
-        metavar="POLICY",
-        help="Whether requests must name their tenant: optional or required. [env: TENSOR_WASM_API_REQUIRE_TENANT]",
-    ),
-]
-Origins = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ORIGIN",
-        help="Origin that browsers may call from. Repeatable. [env: TENSOR_WASM_API_CORS_ALLOWED_ORIGINS]",
-    ),
-]
-MaxBody = Annotated[
-    int | None,
-    typer.Option(metavar="BYTES", min=1, help="Longest body of a request. [env: TENSOR_WASM_API_MAX_BODY, in MiB]"),
-]
-AllowPlaintext = Annotated[
-    bool,
-    typer.Option(
-        help="Listen without authentication at an address of the network. [env: TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC]"
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Certificate and chain (PEM): speak TLS. [env: TENSOR_WASM_TLS_CERT]"),
-]
-TlsKey = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM). [env: TENSOR_WASM_TLS_KEY]")
-]
-TlsClientCa = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Authorities (PEM) by which clients' certificates must be signed. [env: TENSOR_WASM_TLS_CLIENT_CA]",
-    ),
-]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Folder of all stored data, made if it does not exist. [env: TENSOR_WASM_DATA]"),
-]
 ChosenDevice = Annotated[
     str | None, typer.Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
 ]
-
-
-def serve(
-    *,
-    addr: Address = "127.0.0.1:8080",
-    token: Tokens = None,
-    tenant_header_policy: TenantHeaderPolicy = None,
-    cors_origin: Origins = None,
-    max_body_bytes: MaxBody = None,
-    allow_plaintext_public: AllowPlaintext = False,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    data: DataFolder = None,
-    device: ChosenDevice = None,
-) -> int:
-    """Serve functions over HTTP until it is stopped.
-
-    By default it keeps its records in SQLite and its artifacts in the data folder, and shows a first token once. A
-    server that dies is started again. SIGTERM and SIGINT let running calls end; a second signal does not. SIGHUP opens
-    the audit log and the certificate's files again.
-    """
-    from tensorwasm.server.process.address import parse_address  # noqa: PLC0415 - keeps --help quick
-    from tensorwasm.server.process.supervisor import Supervisor  # noqa: PLC0415 - the same
-
-    if tenant_header_policy not in _POLICIES:
-        raise InvalidArgs(f"the policy is optional or required, not {tenant_header_policy!r}")
-    chosen = without_none(
-        TENSOR_WASM_API_TOKENS=",".join(token) if token else None,
-        TENSOR_WASM_API_REQUIRE_TENANT=_POLICIES[tenant_header_policy],
-        TENSOR_WASM_API_CORS_ALLOWED_ORIGINS=",".join(cors_origin) if cors_origin else None,
-        TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC="1" if allow_plaintext_public else None,
-        TENSOR_WASM_TLS_CERT=_absolute(tls_cert),
-        TENSOR_WASM_TLS_KEY=_absolute(tls_key),
-        TENSOR_WASM_TLS_CLIENT_CA=_absolute(tls_client_ca),
-        TENSOR_WASM_DATA=_absolute(data),
-        TENSOR_WASM_DEVICE=device,
-    )
-    return Supervisor(parse_address(addr), dict(os.environ) | chosen, max_body_bytes).run()
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
 
 
 def broker(

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from tensorwasm.database.engine.dialects import make_postgresql_engines, make_sqlite_engines
 from tensorwasm.database.engine.executor import Database
 from tensorwasm.database.schema import META, METADATA, SERVERS
-from tensorwasm.errors import DatabaseUnavailable, InvalidArgs, SchemaTooNew, UnsafeFile
+from tensorwasm.errors import DatabaseOwned, DatabaseUnavailable, InvalidArgs, SchemaTooNew, UnsafeFile
 
 VERSION_KEY: Final = "schema_version"
 _LOCK: Final = 0x7465_6E73
@@ -144,7 +144,7 @@ def own_database(url: str) -> Iterator[bool]:
     It yields False for a database that several may use, or without file locks. The lock ends with the process.
 
     Raises:
-        DatabaseUnavailable: another process owns it.
+        DatabaseOwned: another process does.
         UnsafeFile: the lock file cannot be created.
     """
     path = _file_of(url)
@@ -160,7 +160,7 @@ def own_database(url: str) -> Iterator[bool]:
         try:
             alone = _lock(handle)
         except BlockingIOError:
-            raise DatabaseUnavailable("another server has the file of the database") from None
+            raise DatabaseOwned("another server has the file of the database") from None
         yield alone
     finally:
         os.close(handle)

@@ -167,20 +167,31 @@ class Listener:
                 self._make, link, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=STALL_S
             )
 
-    async def close(self, limit_s: float) -> None:
-        """Take no more connections; end those that are idle at once, others behind their answers or after a time."""
+    def leave(self) -> None:
+        """Close the socket that listens; connections go on, each until its next answer."""
         self.keeping = False
         if self._server is not None:
             self._server.close()
         if self._accepting is not None:
-            for task in (self._accepting, *list(self._handshakes)):
-                task.cancel()
-        for connection in list(self._connections):
-            connection.rest_idle()
+            self._accepting.cancel()
+        for connection in self._connections:
+            connection.keeping = False
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until there are no connections, for a limited time."""
         if self._connections:
             self._last_left = asyncio.Event()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._last_left.wait(), limit_s)
+
+    async def close(self, limit_s: float) -> None:
+        """Take no more connections; end those that are idle at once, others behind their answers or after a time."""
+        self.leave()
+        for task in list(self._handshakes):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.rest_idle()
+        await self.wait_closed(limit_s)
         if self._sweeping is not None:
             self._sweeping.cancel()
         for connection in list(self._connections):

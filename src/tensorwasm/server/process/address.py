@@ -6,9 +6,11 @@ the next wait in its queue instead of being refused. Source: Linux man-pages, li
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,9 @@ from tensorwasm.errors import InvalidArgs
 
 BACKLOG: Final = 4096
 """Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+
+AGAIN_S: Final = 0.01
+"""How often it is tried to listen at an address that is in use."""
 
 _UNIX: Final = "unix:"
 
@@ -63,14 +68,26 @@ def parse_address(text: str) -> ListenAddress:
     return ListenAddress(str(found[0][4][0]), int(port))
 
 
-def listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
+def listen(address: ListenAddress, *, patience_s: float = 0.0) -> tuple[ListenAddress, socket.socket]:
     """Return an address with its port, and a socket that listens there and does not block.
 
-    Deletes the Unix socket of a dead server; that of this one is the caller's to delete.
+    Deletes the Unix socket of a dead server; that of this one is the caller's to delete. If the address is in use, it
+    is tried again for `patience_s`: whoever uses it may be about to end.
 
     Raises:
         InvalidArgs: the address is in use, not permitted, or a file that is no socket.
     """
+    ends_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return _listen(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= ends_s:
+                raise InvalidArgs(f"{address.url} cannot be listened on: {error.strerror}") from None
+        time.sleep(AGAIN_S)
+
+
+def _listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
     if address.path:
         _clear(address)
     listening = socket.socket(address.family, socket.SOCK_STREAM)
@@ -84,9 +101,9 @@ def listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind((address.host, address.port))
         listening.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         listening.close()
-        raise InvalidArgs(f"{address.url} cannot be listened on: {error.strerror}") from None
+        raise
     finally:
         os.umask(masked)
     listening.setblocking(False)
@@ -94,14 +111,14 @@ def listen(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
 
 
 def _clear(address: ListenAddress) -> None:
-    """Delete the Unix socket of a dead server; raise `InvalidArgs` if it is in use or not a socket."""
+    """Delete the Unix socket of a dead server; raise OSError if it is in use, and InvalidArgs if it is no socket."""
     path = Path(address.path)
     if not path.exists():
         return
     if not path.is_socket():
         raise InvalidArgs(f"{address.url} is not a socket")
     if is_reached(address):
-        raise InvalidArgs(f"{address.url} cannot be listened on: another process does")
+        raise OSError(errno.EADDRINUSE, "another process does")
     path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,8 @@
-"""The server's process: ``python -m tensorwasm.server.process.child PARENT PIPE``, started by the supervisor.
+"""A process of the server: ``python -m tensorwasm.server.process.child PARENT PIPE DESCRIPTOR...``.
 
-It loads the server, reads its options from standard input, which may arrive much later, and writes two bytes to the
-pipe: one when it serves, one when it is ready.
+The supervisor starts it. It loads the server, reads its options from standard input, which may arrive much later, and
+closes those of the inherited descriptors that they do not name. To the pipe it writes a byte when it has loaded, one
+when it serves, and one when it is ready.
 
 Exit codes: 0 stopped by a signal; 2 or 4 invalid options or settings; 1 anything else.
 
@@ -19,31 +20,37 @@ from functools import partial
 from typing import Final
 
 from tensorwasm.errors import TensorWasmError
-from tensorwasm.server.process.supervisor import ServeOptions
+from tensorwasm.server.process.options import ServeOptions
+from tensorwasm.server.process.server_process import LOADED, REPORT
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(arguments: list[str]) -> int:
     """Serve, and return the exit code."""
-    parent, pipe = map(int, arguments)
-    os.set_inheritable(pipe, False)
+    parent, pipe, *inherited = map(int, arguments)
+    for each in (pipe, *inherited):
+        os.set_inheritable(each, False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server handles it: an import would print a traceback
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is an audit log to reopen
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor had blocked it
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if sys.platform == "linux":  # the signal to leave; until the server handles it, it ends the process
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         return 1
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=form)
     from tensorwasm.server.process.starting import run  # noqa: PLC0415 - 0.5 s, needless if the parent is gone
 
+    os.write(pipe, LOADED)
     text = _read_options()
     if not text:
         return 1
+    options = ServeOptions.from_json(text)
+    for each in set(inherited) - options.descriptors:
+        os.close(each)
     try:
-        run(ServeOptions.from_json(text), partial(os.write, pipe, b"1"))
+        run(options, partial(os.write, pipe, REPORT))
     except TensorWasmError as error:
         sys.stderr.write(f"error: {error.kind}: {error.message}\n")
         return error.exit_code

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,22 +18,30 @@ from typing import Final
 
 import uvloop
 
-from tensorwasm.errors import EngineMismatch, HostError, InternalError, StorageFull
+from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, StorageFull
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.server.connection.tls import ServerTls
 from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
-from tensorwasm.server.process.supervisor import ServeOptions
+from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
-from tensorwasm.service.opening import Service, folder_of, open_service
+from tensorwasm.service.opening import Service, open_service
 from tensorwasm.service.readiness import lacks_space
-from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
+OWNED_S: Final = 15.0
+"""How long an earlier server may keep the database, such as one that drains because its supervisor was killed."""
+
+QUIET_S: Final = 2.0
+"""How much of that clients wait for a server; then they are told why there is none."""
+
+OWNED_AGAIN_S: Final = 0.02
+
 LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
 """Hosts of a service without authentication. Others are refused, since any page's host name can resolve to this
 machine."""
@@ -143,21 +152,39 @@ async def _open(
     notice: Callable[[], None],
     tls: ServerTls | None,
 ) -> Service | None:
-    """Return the service, once its data folder has enough space; None if a signal stops it earlier."""
-    folder = folder_of(settings.data)
+    """Return the service, once its data folder has enough space and an earlier server has left its database.
+
+    None if a signal stops it earlier.
+
+    Raises:
+        DatabaseOwned: the other server has not left in time.
+    """
+    folder, began_s = folder_of(settings.data), time.monotonic()
+    why: HostError | None = None
 
     async def attempt() -> Service | None:
+        nonlocal why
         try:
             return await open_service(settings, metrics=metrics)
+        except DatabaseOwned as error:
+            if time.monotonic() - began_s > OWNED_S:
+                raise
+            found: HostError = error
         except HostError as error:
             if not await asyncio.to_thread(lacks_space, folder, settings.disk_reserve_mib):
                 raise
-            _log.warning("the service is not opened: %s", error.message)
-            return None
+            found = StorageFull(
+                f"the data folder cannot be written, or has less room than its reserve: {error.message}"
+            )
+        if type(found) is not type(why):
+            _log.warning("the service is not opened yet: %s", found.message)
+        why = found
+        return None
 
     service = await attempt()
-    if service is not None:
-        return service
-    full = StorageFull("the data folder cannot be written, or has less room than its reserve")
-    _log.warning("%s: not ready until it has more", full.message)
-    return await serve_degraded(full, listening, attempt, notice, tls)
+    while service is None and isinstance(why, DatabaseOwned) and time.monotonic() - began_s < QUIET_S:
+        await asyncio.sleep(OWNED_AGAIN_S)  # the other server is about to end: clients wait for this one meanwhile
+        service = await attempt()
+    if service is None and why is not None:
+        service = await serve_degraded(why, listening, attempt, notice, tls)
+    return service

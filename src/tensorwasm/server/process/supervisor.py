@@ -1,223 +1,225 @@
-"""The small parent of the server: starts it, forwards signals, and restarts it when it crashes.
+"""The small parent of the server: starts its processes, forwards signals, and restarts what dies.
 
-It imports nothing of the service, so that nothing of the service can crash it. The server runs in a session of its own,
-so that it gets a terminal's signals once, from here; and the kernel signals it when its parent dies.
+It imports nothing of the service, so that nothing of the service can crash it. It owns the sockets that listen, which
+the server's processes inherit, and the table that they share. The kernel signals them when it dies.
 
-Source: Linux man-pages, setsid(2), prctl(2) PR_SET_PDEATHSIG, waitpid(2).
+Source: Linux man-pages, poll(2), signal(7), signal-safety(7).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+import select
+import shutil
 import signal
-import subprocess
-import sys
+import socket
+import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from tensorwasm.server.process.address import ListenAddress, listen
+from tensorwasm.server.process.fleet import Fleet, Role, rows_of, say
+from tensorwasm.server.process.options import ServeOptions
+from tensorwasm.server.process.place import Place
+from tensorwasm.server.process.record import SupervisorFile
+from tensorwasm.server.process.reloading import Reloader, ReloadState
+from tensorwasm.server.process.server_process import ServerProcess
+from tensorwasm.tenancy.shared_table import clear_row, create_table
 
-PROGRAM: Final = ("-m", "tensorwasm.server.process.child")
+LISTEN_S: Final = 2.0
+"""How long an address may be taken: the processes of a supervisor that was killed close it when they hear of that."""
 
-REFUSED: Final = frozenset({2, 4})
-"""Exit codes of a server whose options or settings are invalid: it is not restarted."""
-
-MAX_VAIN: Final = 5
-"""Servers in a row that die before they serve, after which no other is started."""
-
-FIRST_WAIT_S: Final = 0.05
-MAX_WAIT_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The server's options besides its environment. No secrets: other processes may see them.
-
-    Attributes:
-        address: where it listens.
-        listening: the descriptor of the socket that does, which it inherits.
-        max_body_bytes: longest body; None takes the setting.
-        announce: whether to print where it listens.
-    """
-
-    address: ListenAddress
-    listening: int
-    max_body_bytes: int | None = None
-    announce: bool = True
-
-    def to_json(self) -> str:
-        """Return the options as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServeOptions:
-        """Parse the JSON of `to_json`."""
-        found: dict[str, Any] = json.loads(text)
-        return cls(ListenAddress(**found.pop("address")), **found)
-
-
-class _ServerProcess:
-    """A process that has loaded the server, and serves once it gets its options."""
-
-    def __init__(self, environment: Mapping[str, str], listening: int) -> None:
-        self._reports, write = os.pipe()
-        started = False
-        # It inherits the blocked SIGHUP until it has a handler: without one the signal would kill it.
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
-                [sys.executable, *PROGRAM, str(os.getpid()), str(write)],
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=(write, listening),
-            )
-            started = True
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-            os.close(write)
-            if not started:
-                os.close(self._reports)
-
-    def send(self, options: ServeOptions) -> None:
-        """Let it serve; does nothing if it has died."""
-        assert self.process.stdin is not None  # noqa: S101 - a pipe, as requested above
-        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
-            pipe.write(options.to_json().encode())
-
-    def reports(self) -> bool:
-        """Wait for its next report, first that it serves and then that it is ready; return False if it died. Blocks."""
-        return bool(os.read(self._reports, 1))
-
-    def close(self) -> None:
-        """Kill it, unless it has ended."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        os.close(self._reports)
+STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+HANDLED: Final = (*STOPS, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
 class Supervisor:
-    """Keeps one server running, and a spare process ready to replace it: loading the server takes most of a second.
+    """Keeps the processes of one server running.
 
     Args:
         address: where servers listen.
         environment: theirs.
         max_body_bytes: as in `ServeOptions`.
+        workers: how many processes take requests.
+        drain_s: how long running requests may take when one stops.
+        folder: the data folder, in which it records itself for `tensor-wasm reload`; None for no record.
     """
 
     def __init__(
-        self, address: ListenAddress, environment: Mapping[str, str], max_body_bytes: int | None = None
+        self,
+        address: ListenAddress,
+        environment: Mapping[str, str],
+        max_body_bytes: int | None = None,
+        *,
+        workers: int = 1,
+        drain_s: float = 20.0,
+        folder: Path | None = None,
     ) -> None:
         self._address, self._max_body_bytes = address, max_body_bytes
         self._environment = dict(environment)
-        self._child: subprocess.Popen[bytes] | None = None
-        self._spare: _ServerProcess | None = None
-        self._stopping = False
+        self._workers, self._drain_s, self._folder = workers, drain_s, folder
 
     def run(self) -> int:
-        """Run the server until a signal stops it, and return its exit code. Blocks; raises as `listen` does."""
-        address, listening = listen(self._address)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._forward)
-        try:
-            with listening:
-                return self._keep(ServeOptions(address, listening.fileno(), self._max_body_bytes))
-        finally:
-            if self._spare is not None:
-                self._spare.close()
-            if address.path:
-                Path(address.path).unlink(missing_ok=True)
+        """Run the server until a signal stops it, and return its exit code. Blocks.
 
-    def _keep(self, options: ServeOptions) -> int:
-        """Start servers one after the other until one ends normally, or too many die before they serve.
-
-        A server that has served is restarted at once, however often it is killed.
+        Raises:
+            InvalidArgs: as `listen` does, or another server has the data folder.
         """
-        vain, wait_s = 0, FIRST_WAIT_S
-        while True:
-            code, served = self._run_one(options)
-            if self._stopping or code == 0 or code in REFUSED:
-                return code if code >= 0 else 128 - code
-            if served:
-                vain, wait_s = 0, FIRST_WAIT_S
-                options = replace(options, announce=False)
-            else:
-                vain += 1
-                if vain >= MAX_VAIN:
-                    _say(f"error: the server died {vain} times in a row before it served; giving up")
-                    return 1
-            _say(f"the server ended with {_describe(code)}; starting it again")
-            self._pause(wait_s)
-            wait_s = min(2 * wait_s, MAX_WAIT_S)
-            if self._stopping:
-                return 0
-
-    def _run_one(self, options: ServeOptions) -> tuple[int, bool]:
-        """Run a server to its end, and return its exit code and whether it has served."""
-        server = self._take_spare() or self._start(options)
-        if server is None:
-            return 1, False
-        try:
-            self._child = server.process
-            if self._stopping:
-                self._child.terminate()
-            server.send(options)
-            served = server.reports()
-            if served and server.reports():  # a spare that loads earlier would slow it down
-                self._spare = self._start(options)
-            return server.process.wait(), served
-        finally:
-            server.close()
-
-    def _start(self, options: ServeOptions) -> _ServerProcess | None:
-        """Start a process; return None if the system lets none be started now."""
-        try:
-            return _ServerProcess(self._environment, options.listening)
-        except OSError as error:
-            _say(f"no process can be started: {error.strerror}")
-            return None
-
-    def _take_spare(self) -> _ServerProcess | None:
-        """Return the spare process, None if there is none alive."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.process.poll() is not None:
-            spare.close()
-            return None
-        return spare
-
-    def _pause(self, seconds: float) -> None:
-        """Wait, at most until a signal to stop."""
-        ends_s = time.monotonic() + seconds
-        while not self._stopping and time.monotonic() < ends_s:
-            time.sleep(0.01)
-
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
-            self._stopping = True
-        if self._child is not None and self._child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.send_signal(number)
+        with ExitStack() as stack:
+            signals = stack.enter_context(_signals())
+            record = _open_record(self._folder)
+            address, listening = listen(self._address, patience_s=LISTEN_S)
+            stack.enter_context(listening)
+            if address.path:
+                stack.callback(Path(address.path).unlink, missing_ok=True)
+            shared = stack.enter_context(
+                _inherited(address, listening, self._environment, self._max_body_bytes, self._workers)
+            )
+            fleet = Fleet(self._workers, shared, self._drain_s)
+            stack.callback(_close_all, fleet)
+            return _keep(fleet, Reloader(fleet, self._drain_s, record), signals)
 
 
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
+def _keep(fleet: Fleet, reloader: Reloader, signals: int) -> int:
+    """Run a fleet until all of it has ended, and return the exit code."""
+    while True:
+        now_s = time.monotonic()
+        fleet.update(now_s)
+        reloader.update(now_s)
+        if fleet.outcome is not None:
+            return fleet.outcome
+        for number in _wait(fleet, reloader, signals):
+            now_s = time.monotonic()
+            if number in STOPS:
+                fleet.stop(now_s)
+            elif number == signal.SIGHUP:
+                fleet.reopen()
+            elif number == signal.SIGUSR2:
+                reloader.request(now_s)
+
+
+def _wait(fleet: Fleet, reloader: Reloader, signals: int) -> bytes:
+    """Wait for a signal, a report or what is due; return the signals' numbers."""
+    poller = select.poll()
+    poller.register(signals, select.POLLIN)
+    for member in fleet.members:
+        if member.process.reports is not None:
+            poller.register(member.process.reports, select.POLLIN)
+    due = [each for each in (fleet.next_s(), reloader.next_s()) if each is not None]
+    left_s = max(min(due) - time.monotonic(), 0.0) if due else None
+    poller.poll(None if left_s is None else left_s * 1e3 + 1)
     try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+        return os.read(signals, 4096)
+    except BlockingIOError:
+        return b""
 
 
-def _say(text: str) -> None:
-    """Write a line to standard error; ignore errors such as a full disk."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+@contextmanager
+def _signals() -> Iterator[int]:
+    """Within the context, yield a pipe from which the numbers of signals are read."""
+
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        """Do nothing: the number is in the pipe."""
+
+    read, write = os.pipe()
+    for each in (read, write):
+        os.set_blocking(each, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, ignore) for number in HANDLED}
+    try:
+        yield read
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+def _open_record(folder: Path | None) -> Callable[[ReloadState], None]:
+    """Return what records reloads in the data folder; without a folder that can be written it records nothing."""
+    try:
+        if folder is not None:
+            return SupervisorFile(folder).write
+    except OSError as error:  # the service says what is wrong with its folder; a full disk may have room later
+        say(f"warning: `tensor-wasm reload` will not find this server: {error.strerror}; signal it by SIGUSR2")
+    return lambda _state: None
+
+
+def _close_all(fleet: Fleet) -> None:
+    for member in list(fleet.members):
+        fleet.drop(member)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inherited:
+    """What the server's processes inherit.
+
+    Attributes:
+        address, max_body_bytes: of the options of each.
+        table: descriptor of the shared table; -1 for one process alone, as the two sockets.
+        folder: of the private sockets.
+    """
+
+    address: ListenAddress
+    listening: int
+    environment: Mapping[str, str]
+    max_body_bytes: int | None
+    rows: int = 0
+    table: int = -1
+    folder: str = ""
+    http: int = -1
+    control: int = -1
+
+    def start(self) -> ServerProcess | None:
+        """Start a process that loads the server; return None if the system lets none be started now."""
+        descriptors = tuple(each for each in (self.listening, self.table, self.http, self.control) if each >= 0)
+        try:
+            return ServerProcess(self.environment, descriptors)
+        except OSError as error:
+            say(f"no process can be started: {error.strerror}")
+            return None
+
+    def options(self, role: Role, row: int, *, announce: bool) -> ServeOptions:
+        """Return the options of a process."""
+        if role == "alone":
+            return ServeOptions(self.address, self.listening, self.max_body_bytes, announce)
+        place = Place(role, row, self.table, self.rows, self.folder)
+        if role == "front":
+            return ServeOptions(self.address, self.listening, self.max_body_bytes, announce, place)
+        place = Place("primary", row, self.table, self.rows, self.folder, self.http, self.control)
+        return ServeOptions(self.address, -1, self.max_body_bytes, announce, place)
+
+    def clear_row(self, row: int) -> None:
+        """Clear the row of the shared table of a process that has ended."""
+        clear_row(self.table, row)
+
+
+@contextmanager
+def _inherited(
+    address: ListenAddress,
+    listening: socket.socket,
+    environment: Mapping[str, str],
+    max_body_bytes: int | None,
+    workers: int,
+) -> Iterator[_Inherited]:
+    """Within the context, yield what processes inherit; several of them have a table and two sockets besides."""
+    if workers == 1:
+        yield _Inherited(address, listening.fileno(), environment, max_body_bytes)
+        return
+    with ExitStack() as stack:
+        folder = tempfile.mkdtemp(prefix="tensor-wasm-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        http, control = (
+            stack.enter_context(listen(ListenAddress(path=f"{folder}/{name}"))[1]) for name in ("http", "control")
+        )
+        rows = rows_of(workers)
+        table = create_table(rows)
+        stack.callback(os.close, table)
+        private = (rows, table, folder, http.fileno(), control.fileno())
+        yield _Inherited(address, listening.fileno(), environment, max_body_bytes, *private)

@@ -1,0 +1,29 @@
+"""`Place`: which of the processes that serve together one is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the processes that serve together this one is.
+
+    Attributes:
+        role: primary or front.
+        row: its row of the shared table; the primary's is 0.
+        table: descriptor of the shared table, inherited.
+        rows: rows that the table has.
+        folder: of the private sockets `http` and `control`.
+        http: descriptor of the socket that listens there, inherited by the primary; -1 for a front.
+        control: likewise.
+    """
+
+    role: Literal["primary", "front"]
+    row: int
+    table: int
+    rows: int
+    folder: str
+    http: int = -1
+    control: int = -1
