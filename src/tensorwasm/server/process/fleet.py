@@ -247,6 +247,7 @@ class Fleet:
         """Kill the spare process, if there is one."""
         if self.spare is not None:
             self.drop(self.spare)
+        self._spare_s = 0.0
 
     # ---------------------------------------------------------------------------------------------------------------
 
