@@ -17,7 +17,7 @@ from tensorwasm.server.http.routing import Route
 from tensorwasm.server.pipeline import Pipeline
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.sending import refuse
-from tensorwasm.service.opening import Service
+from tensorwasm.service.call_service import CallService
 
 LAST_S: Final = 2.0
 """Seconds in which cancelled requests may end; then the server stops without them."""
@@ -33,7 +33,7 @@ class Application:
 
     def __init__(
         self,
-        service: Service,
+        service: CallService,
         routes: Sequence[Route],
         *,
         max_body_bytes: int | None = None,

@@ -39,6 +39,7 @@ from tensorwasm.server.relay import Relay
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.call_service import CallService
 from tensorwasm.service.opening import Service
 from tensorwasm.telemetry.metrics import UNKNOWN
 from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
@@ -77,7 +78,7 @@ class Pipeline:
 
     def __init__(
         self,
-        service: Service,
+        service: CallService,
         routes: Sequence[Route],
         max_body_bytes: int | None = None,
         relay: Relay | None = None,
@@ -249,7 +250,7 @@ class Pipeline:
         limit_ms = plan.deadline_ms
         limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
         exchange.call = call = HttpRequest(
-            self._service,
+            cast("Service", self._service),  # a front relays what needs more than it has
             exchange.principal,
             exchange.tenant or 0,
             plan.params,

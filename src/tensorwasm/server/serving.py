@@ -17,11 +17,12 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.server.application import Application, DegradedApplication
 from tensorwasm.server.connection.listener import Listener
+from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.tls import ServerTls
-    from tensorwasm.service.opening import Service
+    from tensorwasm.service.call_service import CallService
 
 MAX_CONNECTIONS: Final = 50_000
 SPARE_FILES: Final = 512
@@ -52,12 +53,14 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 
 
 async def serve(
-    service: Service,
+    service: CallService,
     listening: socket.socket,
     *,
     max_body_bytes: int | None,
     ready: Callable[[], None],
     tls: ServerTls | None = None,
+    relay: Relay | None = None,
+    relayed: bool = False,
     leave_s: float = LEAVE_S,
 ) -> None:
     """Serve until a signal says to stop or to leave; then drain. A second signal to stop ends the process at once.
@@ -71,16 +74,18 @@ async def serve(
         max_body_bytes: longest body; None takes the setting.
         ready: called once requests are taken.
         tls: of its connections; None for none.
+        relay: takes requests that this process cannot answer; None if it can answer all.
+        relayed: whether its clients are fronts.
         leave_s: how long its connections may still send a request when it leaves.
 
     Raises:
         InvalidArgs: a setting makes no sense.
     """
-    application = Application(service, ALL, max_body_bytes=max_body_bytes)
+    application = Application(service, ALL, max_body_bytes=max_body_bytes, relay=relay)
     parent = os.getppid()
     stopping, leaving = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
-    async with _listening(application, listening, tls, leaving) as listener:
+    async with _listening(application, listening, tls, leaving, relayed=relayed) as listener:
         collect_seldom()
         ready()
         await stopping.wait()
@@ -130,6 +135,8 @@ async def _listening(
     listening: socket.socket,
     tls: ServerTls | None,
     leaving: asyncio.Event,
+    *,
+    relayed: bool = False,
 ) -> AsyncIterator[Listener]:
     """Within the context, take connections; once `leaving` is set take no more, and close the socket."""
 
@@ -139,7 +146,7 @@ async def _listening(
         listening.close()
 
     most = max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
-    listener = Listener(application.begin, most, application.body_timeout_s, tls)
+    listener = Listener(application.begin, most, application.body_timeout_s, tls, relayed=relayed)
     await listener.listen(listening.dup())
     leaves = asyncio.create_task(leave())
     try:

@@ -42,6 +42,9 @@ class Process(Protocol):
     serves: bool
     ready: bool
 
+    @property
+    def pid(self) -> int: ...  # noqa: D102 - the protocol's implementation says it
+
     def look(self) -> None: ...  # noqa: D102 - the protocol's implementation says it
     def send(self, options: ServeOptions) -> None: ...  # noqa: D102
     def signal(self, number: int) -> None: ...  # noqa: D102
@@ -54,8 +57,8 @@ class Shared(Protocol):
     def start(self) -> Process | None:
         """Start a process that loads the server; return None if the system lets none be started now."""
 
-    def options(self, role: Role, row: int, *, announce: bool) -> ServeOptions:
-        """Return the options of a process."""
+    def options(self, role: Role, row: int, fronts: tuple[int, ...], *, announce: bool) -> ServeOptions:
+        """Return the options of a process; a primary is told which processes of fronts there are."""
 
     def clear_row(self, row: int) -> None:
         """Clear the row of the shared table of a process that has ended."""
@@ -232,7 +235,8 @@ class Fleet:
             member.row = 0
         member.begun = True
         member.announces = not self._announced and slot.role != "primary" and slot in self.slots[:2]
-        member.process.send(self._shared.options(slot.role, member.row, announce=member.announces))
+        fronts = tuple(each.process.pid for each in self._fronts() if each.begun)
+        member.process.send(self._shared.options(slot.role, member.row, fronts, announce=member.announces))
 
     def leave(self, member: Member, due_s: float) -> None:
         """Let a process take no more requests, and end when it has answered those that it has."""

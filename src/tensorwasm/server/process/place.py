@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+HTTP: Final = "http"
+CONTROL: Final = "control"
+"""Names of the private sockets: of requests that fronts relay, and of the links between them and the primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class Place:
         table: descriptor of the shared table, inherited.
         rows: rows that the table has.
         folder: of the private sockets `http` and `control`.
+        fronts: processes of the fronts that there are when a primary begins.
         http: descriptor of the socket that listens there, inherited by the primary; -1 for a front.
         control: likewise.
     """
@@ -27,3 +32,4 @@ class Place:
     folder: str
     http: int = -1
     control: int = -1
+    fronts: tuple[int, ...] = ()

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 import uvloop
 
-from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, StorageFull
+from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, NotReady, StorageFull
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
@@ -26,12 +26,17 @@ from tensorwasm.server.connection.tls import ServerTls
 from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
 from tensorwasm.server.process.options import ServeOptions
+from tensorwasm.server.process.place import CONTROL, HTTP, Place
+from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded
+from tensorwasm.service.call_service import CallService
+from tensorwasm.service.front_opening import open_front
 from tensorwasm.service.opening import Service, open_service
 from tensorwasm.service.readiness import lacks_space
 from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.shared_table import SharedTable
 
 _log = logging.getLogger(__name__)
 OWNED_S: Final = 15.0
@@ -58,55 +63,83 @@ def run(options: ServeOptions, report: Callable[[], object]) -> None:
 
 
 async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
-    settings = _settings(options)
+    settings, place = _settings(options), options.place
     tls = _tls(settings)
     options = replace(options, address=replace(options.address, secure=tls is not None))
-    os.set_inheritable(options.listening, False)
-    listening = socket.socket(fileno=options.listening)
-    listening.setblocking(False)
+    listening = _inherit(options.listening if place is None or place.role == "front" else place.http)
     loading = begin_loading()
-    metrics = Metrics([(route.method, route.path) for route in ALL])
     told = threading.Event()
-    notice = partial(_report_listening, options, report, told)
-    service = await _open(settings, metrics, listening, notice, tls)
+    start = _Start(settings, listening, partial(_report_listening, options, report, told), tls)
+    service: CallService | None
+    if place is None or place.role == "primary":
+        service = await _open_owner(start, place)
+    else:
+        service = await _open_front(start, place)
     if service is None:
         return
-
+    relay = None if place is None or place.role == "primary" else Relay(f"{place.folder}/{HTTP}")
+    relayed = place is not None and place.role == "primary"
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen, service, tls)
-
-    def announce() -> None:
-        if service.first_token is not None:
-            sys.stderr.write(f"token, shown this once: {service.first_token.text}\n")
-        notice()
-
-    def load() -> None:
-        try:
-            loading()
-            with suppress(InternalError):  # the service is stopping already
-                service.runtime.fibers.open()  # on this thread, whose low priority is inherited
-            with suppress(EngineMismatch):  # every deploy reports it
-                check_bindings()
-            collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
-        finally:
-            told.wait()
-            report()
-
     try:
-        warning = check_exposure(
-            _host(options),
-            dev_mode=settings.allow_dev_mode,
-            allow_public=settings.allow_plaintext_public,
-            has_auth=not service.authenticator.developing,
+        if isinstance(service, Service):
+            await _begin_owning(service, options)
+        service.readiness.load(partial(_load, service, loading, told, report))
+        await serve(
+            service,
+            listening,
+            max_body_bytes=options.max_body_bytes,
+            ready=start.notice,
+            tls=None if relayed else tls,
+            relay=relay,
+            relayed=relayed,
         )
-        if warning:
-            sys.stderr.write(f"warning: {warning}\n")
-        service.readiness.load(load)
-        await serve(service, listening, max_body_bytes=options.max_body_bytes, ready=announce, tls=tls)
     finally:
+        if relay is not None:
+            relay.close()
         await service.close()
 
 
-def _reopen(service: Service, tls: ServerTls | None) -> None:
+def _load(
+    service: CallService, loading: Callable[[], object], told: threading.Event, report: Callable[[], object]
+) -> None:
+    """Load what requests need, and report it once requests are taken. Blocks."""
+    try:
+        loading()
+        with suppress(InternalError):  # the service is stopping already
+            service.runtime.fibers.open()  # on this thread, whose low priority is inherited
+        with suppress(EngineMismatch):  # every deploy reports it
+            check_bindings()
+        collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
+    finally:
+        told.wait()
+        report()
+
+
+async def _begin_owning(service: Service, options: ServeOptions) -> None:
+    """Check whether the service may listen, show its first token, and take the links of fronts."""
+    warning = check_exposure(
+        _host(options),
+        dev_mode=service.settings.allow_dev_mode,
+        allow_public=service.settings.allow_plaintext_public,
+        has_auth=not service.authenticator.developing,
+    )
+    if warning:
+        sys.stderr.write(f"warning: {warning}\n")
+    if service.first_token is not None:
+        sys.stderr.write(f"token, shown this once: {service.first_token.text}\n")
+    if service.fronts is not None and options.place is not None:
+        await service.fronts.listen(_inherit(options.place.control))
+
+
+def _inherit(descriptor: int) -> socket.socket:
+    """Return the socket of an inherited descriptor, which children of this process do not inherit."""
+    os.set_inheritable(descriptor, False)
+    listening = socket.socket(fileno=descriptor)
+    listening.setblocking(False)
+    return listening
+
+
+def _reopen(service: CallService, tls: ServerTls | None) -> None:
     service.audit.reopen()
     if tls is not None:
         tls.reload()
@@ -145,13 +178,38 @@ def _report_listening(options: ServeOptions, report: Callable[[], object], told:
         told.set()
 
 
-async def _open(
-    settings: ServiceSettings,
-    metrics: Metrics,
-    listening: socket.socket,
-    notice: Callable[[], None],
-    tls: ServerTls | None,
-) -> Service | None:
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a process begins with; `notice` reports that requests are taken."""
+
+    settings: ServiceSettings
+    listening: socket.socket
+    notice: Callable[[], None]
+    tls: ServerTls | None
+    metrics: Metrics = field(default_factory=lambda: Metrics([(route.method, route.path) for route in ALL]))
+
+
+async def _open_front(start: _Start, place: Place) -> CallService | None:
+    """Return a front, once there is a primary, whom clients wait for; None if a signal stops it earlier."""
+    table = SharedTable(place.table, place.rows, place.row)
+    path = f"{place.folder}/{CONTROL}"
+    opening = asyncio.ensure_future(open_front(start.settings, path, start.metrics, table))
+    await asyncio.wait((opening,), timeout=QUIET_S)
+
+    async def attempt() -> CallService | None:
+        return opening.result() if opening.done() else None
+
+    service = await attempt()
+    if service is None:
+        why = NotReady("the primary process has not opened the service yet")
+        service = await serve_degraded(why, start.listening, attempt, start.notice, start.tls)
+    if service is None:
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    return service
+
+
+async def _open_owner(start: _Start, place: Place | None) -> Service | None:
     """Return the service, once its data folder has enough space and an earlier server has left its database.
 
     None if a signal stops it earlier.
@@ -159,13 +217,16 @@ async def _open(
     Raises:
         DatabaseOwned: the other server has not left in time.
     """
+    settings = start.settings
     folder, began_s = folder_of(settings.data), time.monotonic()
+    table = None if place is None else SharedTable(place.table, place.rows, place.row)
+    alive = None if place is None else place.fronts
     why: HostError | None = None
 
     async def attempt() -> Service | None:
         nonlocal why
         try:
-            return await open_service(settings, metrics=metrics)
+            return await open_service(settings, metrics=start.metrics, table=table, alive=alive)
         except DatabaseOwned as error:
             if time.monotonic() - began_s > OWNED_S:
                 raise
@@ -186,5 +247,5 @@ async def _open(
         await asyncio.sleep(OWNED_AGAIN_S)  # the other server is about to end: clients wait for this one meanwhile
         service = await attempt()
     if service is None and why is not None:
-        service = await serve_degraded(why, listening, attempt, notice, tls)
+        service = await serve_degraded(why, start.listening, attempt, start.notice, None if place else start.tls)
     return service

@@ -25,7 +25,7 @@ from typing import Final
 from tensorwasm.server.process.address import ListenAddress, listen
 from tensorwasm.server.process.fleet import Fleet, Role, rows_of, say
 from tensorwasm.server.process.options import ServeOptions
-from tensorwasm.server.process.place import Place
+from tensorwasm.server.process.place import CONTROL, HTTP, Place
 from tensorwasm.server.process.record import SupervisorFile
 from tensorwasm.server.process.reloading import Reloader, ReloadState
 from tensorwasm.server.process.server_process import ServerProcess
@@ -185,14 +185,14 @@ class _Inherited:
             say(f"no process can be started: {error.strerror}")
             return None
 
-    def options(self, role: Role, row: int, *, announce: bool) -> ServeOptions:
+    def options(self, role: Role, row: int, fronts: tuple[int, ...], *, announce: bool) -> ServeOptions:
         """Return the options of a process."""
         if role == "alone":
             return ServeOptions(self.address, self.listening, self.max_body_bytes, announce)
         place = Place(role, row, self.table, self.rows, self.folder)
         if role == "front":
             return ServeOptions(self.address, self.listening, self.max_body_bytes, announce, place)
-        place = Place("primary", row, self.table, self.rows, self.folder, self.http, self.control)
+        place = Place("primary", row, self.table, self.rows, self.folder, self.http, self.control, fronts)
         return ServeOptions(self.address, -1, self.max_body_bytes, announce, place)
 
     def clear_row(self, row: int) -> None:
@@ -216,7 +216,7 @@ def _inherited(
         folder = tempfile.mkdtemp(prefix="tensor-wasm-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         http, control = (
-            stack.enter_context(listen(ListenAddress(path=f"{folder}/{name}"))[1]) for name in ("http", "control")
+            stack.enter_context(listen(ListenAddress(path=f"{folder}/{name}"))[1]) for name in (HTTP, CONTROL)
         )
         rows = rows_of(workers)
         table = create_table(rows)
