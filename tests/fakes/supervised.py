@@ -1,6 +1,7 @@
 """A fleet of processes that do what a test says, at a time that it says."""
 
 import signal
+from itertools import count
 
 from tensorwasm.server.process.address import ListenAddress
 from tensorwasm.server.process.fleet import Fleet
@@ -9,6 +10,7 @@ from tensorwasm.server.process.place import Place
 from tensorwasm.server.process.reloading import Reloader
 
 DRAIN_S = 20.0
+_numbers = count(1000)
 
 
 class FakeProcess:
@@ -24,6 +26,7 @@ class FakeProcess:
         self.reports = self.code = self.options = None
         self.loaded = self.serves = self.ready = self.closed = False
         self.signals = []
+        self.pid = next(_numbers)
 
     def look(self):
         """There is nothing to read."""
@@ -64,13 +67,13 @@ class FakeProcess:
 class FakeFleet:
     """A fleet with its reloader; it is also what the processes share."""
 
-    def __init__(self, workers=1):
+    def __init__(self, workers=1, *, broker=False):
         self.now_s = 100.0
         self.processes = []
         self.cleared = []
         self.states = []
         self.refusing = False
-        self.fleet = Fleet(workers, self, DRAIN_S)
+        self.fleet = Fleet(workers, self, DRAIN_S, broker=broker)
         self.reloader = Reloader(self.fleet, DRAIN_S, self.states.append)
         self.update()
 
@@ -80,8 +83,8 @@ class FakeFleet:
         self.processes.append(FakeProcess())
         return self.processes[-1]
 
-    def options(self, role, row, *, announce):
-        place = None if role == "alone" else Place(role, row, 3, 10, "/private")
+    def options(self, role, row, fronts, *, announce):
+        place = None if role == "alone" else Place(role, row, 3, 10, "/private", fronts=fronts)
         return ServeOptions(ListenAddress("127.0.0.1", 8080), 5, announce=announce, place=place)
 
     def clear_row(self, row):

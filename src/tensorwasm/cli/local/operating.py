@@ -48,9 +48,12 @@ def broker(
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    with WorkerExecutor(device or current().device, isolation=chosen) as executor, WorkerBroker(executor, path):
-        print(f"listening on {path}", flush=True)
-        stopped.wait()
+    with WorkerExecutor(device or current().device, isolation=chosen) as executor:
+        if executor.isolation == "process":
+            raise InvalidArgs("a broker's workers are shared by tenants: isolation is guarded or stream, not process")
+        with WorkerBroker(executor, path):
+            print(f"listening on {path}", flush=True)
+            stopped.wait()
 
 
 audit = typer.Typer(name="audit", help="The service's audit log.", no_args_is_help=True)

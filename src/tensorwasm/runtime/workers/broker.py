@@ -46,13 +46,13 @@ class WorkerBroker:
         executor: whose workers tenants share.
         path: of the socket; its folder is made if it does not exist.
 
+    Fronts of an executor whose tenants share no workers learn that from it, and start their own.
+
     Raises:
-        InvalidArgs: the executor's tenants share no workers, the path is too long, or another broker listens there.
+        InvalidArgs: the path is too long, or another broker listens there.
     """
 
     def __init__(self, executor: WorkerExecutor, path: Path) -> None:
-        if executor.isolation == "process":
-            raise InvalidArgs("a broker's workers are shared by tenants: isolation is guarded or stream, not process")
         self._executor = executor
         self._path = path
         held = _lock(path)

@@ -110,6 +110,8 @@ class WorkerExecutor:
         if self._broker is not None:
             found = self._broker.describe()
             device, isolation = found.devices, found.isolation
+            if isolation == "process":  # tenants share no workers, so each process has its own
+                self._broker = None
         self.devices = list_devices((device,) if isinstance(device, str) else device)
         emulated = all(each == "emulator" for each in self.devices)
         self._most = workers

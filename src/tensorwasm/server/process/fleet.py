@@ -2,7 +2,8 @@
 
 It is a state machine: `update` looks at all processes and does what is due. It reads no clock and waits for nothing.
 
-A *slot* is what one process after another does: serving alone, being the primary, or being one of its fronts.
+A *slot* is what one process after another does: serving alone, being the primary, being one of its fronts, or having
+the GPU workers of all of them, which outlive these.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SPARE_WAIT_S: Final = 10.0
 END_S: Final = 5.0
 """Seconds that a front may take to end after its requests had theirs; then it is killed."""
 
-Role = Literal["alone", "primary", "front"]
+Role = Literal["alone", "primary", "front", "broker"]
 
 
 class Process(Protocol):
@@ -117,6 +118,7 @@ class Fleet:
         workers: processes that take requests. One serves alone; several are the fronts of a primary.
         shared: what they inherit.
         drain_s: how long running requests may take once a process stops.
+        broker: whether the GPU workers of several are the fleet's own.
 
     Attributes:
         slots: the primary first.
@@ -129,10 +131,12 @@ class Fleet:
         on_lost: called with a slot whose process, of the release of this reload, died before it served.
     """
 
-    def __init__(self, workers: int, shared: Shared, drain_s: float) -> None:
+    def __init__(self, workers: int, shared: Shared, drain_s: float, *, broker: bool = True) -> None:
         self._shared, self._drain_s = shared, drain_s
         fronts = [Slot(f"front {number + 1} of {workers}", "front") for number in range(workers)]
-        self.slots = [Slot("the server", "alone")] if workers == 1 else [Slot("the primary", "primary"), *fronts]
+        brokers = [Slot("the broker of GPU workers", "broker")] if broker else []
+        several = [Slot("the primary", "primary"), *fronts, *brokers]
+        self.slots = [Slot("the server", "alone")] if workers == 1 else several
         self.members: list[Member] = []
         self.spare: Member | None = None
         self.release = 0
@@ -172,7 +176,7 @@ class Fleet:
         for member in [each for each in self.members if each.process.code is not None]:
             self._bury(member, now_s)
         if self.stopping:
-            self._stop_primary()
+            self._stop_owners()
             return
         for slot in self.slots:
             if slot.current is None and slot.start_s <= now_s:
@@ -203,7 +207,7 @@ class Fleet:
         for member in self._fronts():
             if not member.leaving:
                 self._end(member, signal.SIGTERM, now_s + self._drain_s + END_S)
-        self._stop_primary()
+        self._stop_owners()
 
     def reopen(self) -> None:
         """Let all processes open their logs and certificates again."""
@@ -290,7 +294,7 @@ class Fleet:
         if slot is None or code is None:
             return
         if self.stopping:
-            self._code = code if slot.role != "front" else self._code
+            self._code = code if slot.role in {"alone", "primary"} else self._code
         elif slot.current is None and slot.successor is not None:
             slot.current, slot.successor = slot.successor, None
         elif slot.current is None:
@@ -347,12 +351,14 @@ class Fleet:
         member.leaving, member.due_s = True, due_s
         member.process.signal(number)
 
-    def _stop_primary(self) -> None:
-        """Stop the primary, or what serves alone, once there are no fronts."""
-        if not any(self._fronts()):
-            for member in self.members:
-                if not member.leaving:
-                    self._end(member, signal.SIGTERM, None)
+    def _stop_owners(self) -> None:
+        """Stop the primary, or what serves alone, once there are no fronts, and then the broker."""
+        if any(self._fronts()):
+            return
+        owners = [each for each in self.members if each.slot is not None and each.slot.role != "broker"]
+        for member in owners or self.members:
+            if not member.leaving:
+                self._end(member, signal.SIGTERM, None)
 
     def _fronts(self) -> Iterator[Member]:
         """Return the fronts that there are, with those that leave."""

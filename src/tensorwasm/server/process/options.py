@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from tensorwasm.server.process.address import ListenAddress
@@ -49,7 +49,7 @@ class ServeOptions:
         given = {
             **found,
             "address": _known(ListenAddress, found["address"]),
-            "place": None if place is None else _known(Place, place),
+            "place": None if place is None else replace(_known(Place, place), fronts=tuple(place.get("fronts", ()))),
         }
         return _known(cls, given)
 

@@ -9,13 +9,16 @@ HTTP: Final = "http"
 CONTROL: Final = "control"
 """Names of the private sockets: of requests that fronts relay, and of the links between them and the primary."""
 
+BROKER: Final = "broker"
+"""Name of the socket at which the processes get connections to GPU workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Which of the processes that serve together this one is.
 
     Attributes:
-        role: primary or front.
+        role: primary, front, or the broker of their GPU workers.
         row: its row of the shared table; the primary's is 0.
         table: descriptor of the shared table, inherited.
         rows: rows that the table has.
@@ -25,7 +28,7 @@ class Place:
         control: likewise.
     """
 
-    role: Literal["primary", "front"]
+    role: Literal["primary", "front", "broker"]
     row: int
     table: int
     rows: int
@@ -33,3 +36,8 @@ class Place:
     http: int = -1
     control: int = -1
     fronts: tuple[int, ...] = ()
+
+    @property
+    def broker(self) -> str:
+        """The path of the broker's socket."""
+        return f"{self.folder}/{BROKER}"

@@ -1,7 +1,8 @@
 """`Reloader`: replaces all processes of a fleet, one after the other, by new ones, which may be of another release.
 
 A front is replaced once the new process is ready; the old one then finishes what it has. What serves alone, or is the
-primary, owns the database: it ends before the new process, which is loaded already, begins.
+primary, owns the database: it ends before the new process, which is loaded already, begins. The broker goes on, because
+calls are in its workers; a process that no longer understands it has workers of its own.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Reloader:
         fleet.release += 1
         fleet.reloading = True
         fleet.drop_spare()
-        self._steps = _Steps([*fleet.slots[1:], fleet.slots[0]], now_s + self._step_s)
+        fronts = [slot for slot in fleet.slots if slot.role == "front"]
+        self._steps = _Steps([*fronts, fleet.slots[0]], now_s + self._step_s)
         self._save(replace(self._state, begun=fleet.release, progress=""))
 
     def _is_replaced(self, slot: Slot, now_s: float) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -22,6 +23,8 @@ from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, Internal
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.runtime.workers.broker import WorkerBroker
+from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.server.connection.tls import ServerTls
 from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
@@ -34,6 +37,8 @@ from tensorwasm.service.call_service import CallService
 from tensorwasm.service.front_opening import open_front
 from tensorwasm.service.opening import Service, open_service
 from tensorwasm.service.readiness import lacks_space
+from tensorwasm.settings import current
+from tensorwasm.settings.parsing import checked_isolation
 from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
 from tensorwasm.tenancy.shared_table import SharedTable
@@ -59,11 +64,29 @@ def run(options: ServeOptions, report: Callable[[], object]) -> None:
     means that the service does not open, or must not be exposed like this.
     """
     return_large_blocks()
-    uvloop.run(_run(options, report))
+    if options.place is not None and options.place.role == "broker":
+        _run_broker(options.place, report)
+    else:
+        uvloop.run(_run(options, report))
+
+
+def _run_broker(place: Place, report: Callable[[], object]) -> None:
+    """Have the GPU workers of all processes of this server, until a signal stops it. Blocks."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: stopped.set())
+    isolation = ServiceSettings.from_environment(os.environ).isolation
+    chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
+    with WorkerExecutor(current().device, isolation=chosen) as executor, WorkerBroker(executor, Path(place.broker)):
+        report()
+        report()
+        stopped.wait()
 
 
 async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
     settings, place = _settings(options), options.place
+    if place is not None and not settings.broker:
+        settings = replace(settings, broker=place.broker, isolation="")
     tls = _tls(settings)
     options = replace(options, address=replace(options.address, secure=tls is not None))
     listening = _inherit(options.listening if place is None or place.role == "front" else place.http)

@@ -80,7 +80,8 @@ class Supervisor:
             shared = stack.enter_context(
                 _inherited(address, listening, self._environment, self._max_body_bytes, self._workers)
             )
-            fleet = Fleet(self._workers, shared, self._drain_s)
+            broker = not self._environment.get("TENSOR_WASM_BROKER")
+            fleet = Fleet(self._workers, shared, self._drain_s, broker=broker)
             stack.callback(_close_all, fleet)
             return _keep(fleet, Reloader(fleet, self._drain_s, record), signals)
 
@@ -190,6 +191,8 @@ class _Inherited:
         if role == "alone":
             return ServeOptions(self.address, self.listening, self.max_body_bytes, announce)
         place = Place(role, row, self.table, self.rows, self.folder)
+        if role == "broker":
+            return ServeOptions(self.address, -1, announce=announce, place=Place(role, row, -1, 0, self.folder))
         if role == "front":
             return ServeOptions(self.address, self.listening, self.max_body_bytes, announce, place)
         place = Place("primary", row, self.table, self.rows, self.folder, self.http, self.control, fronts)

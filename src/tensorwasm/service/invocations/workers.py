@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, InvalidArgs, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.settings.parsing import checked_isolation
 
 _MAX_PREPARING: Final = 16
 """Modules whose kernels are to be looked for; that is done for one at a time."""
+
+JOIN_S: Final = 5.0
+"""How long a broker may take to start: it may have been started together with this process."""
+
+JOIN_AGAIN_S: Final = 0.05
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,7 +53,7 @@ class Workers:
                 "TENSOR_WASM_API_ISOLATION is for a server's own workers: with TENSOR_WASM_BROKER, leave it out"
             )
         if broker:
-            return cls(partial(WorkerExecutor, broker=Path(broker)))
+            return cls(partial(_join_broker, Path(broker)))
         chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
         return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
 
@@ -109,3 +115,18 @@ class Workers:
             executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]
             if isinstance(executor, WorkerExecutor):
                 await asyncio.to_thread(executor.drain, limit_s)
+
+
+def _join_broker(path: Path) -> WorkerExecutor:
+    """Return an executor over a broker's workers; waits for one that is about to start. Blocks."""
+    ends_s = time.monotonic() + JOIN_S
+    while True:
+        try:
+            return WorkerExecutor(broker=path)
+        except InvalidArgs as error:  # during a reload
+            _log.warning("this process has GPU workers of its own: %s", error.message)
+            return WorkerExecutor(settings.current().device)
+        except DeviceUnavailable:
+            if time.monotonic() > ends_s:
+                raise
+        time.sleep(JOIN_AGAIN_S)

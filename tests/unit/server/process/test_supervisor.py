@@ -168,7 +168,7 @@ def test_signals_are_handled_as_before_once_it_has_ended(monkeypatch):
 
 def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     running = start(2)
-    until(lambda: len(running.children()) == 4)  # with the spare
+    until(lambda: len(running.children()) == 5)  # with the broker and the spare
     assert [running.said(f"began {place}") for place in ("primary 0", "front 1", "front 2")] == [1, 1, 1]
     (folder,) = running.folder.glob("tensor-wasm-*")
     assert folder.stat().st_mode & 0o077 == 0
@@ -179,7 +179,7 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(20) == 0
     said = running.output.read_text().splitlines()
-    assert said[-1] == "stopped primary", "it outlives its fronts"
+    assert said[-2:] == ["stopped primary", "stopped broker"], "each outlives those that need it"
     assert said.count("stopped front") == 2
     assert not list(running.folder.glob("tensor-wasm-*"))
 
@@ -187,14 +187,15 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_reload_replaces_all(start, workers):
     running, told = start(workers), []
-    role, processes = ("alone", 2) if workers == 1 else ("primary", 4)
+    role, processes = ("alone", 2) if workers == 1 else ("primary", 5)
     until(lambda: len(running.children()) == processes)
     before = running.children()
     request_reload(running.folder / "data", told.append)
     assert told
     assert running.said(f"left {role}") == 1
     assert running.said("left front") == (0 if workers == 1 else 2)
-    until(lambda: len(running.children()) == processes and not set(before) & set(running.children()))
+    stay = processes // 5  # the broker alone
+    until(lambda: len(running.children()) == processes and len(set(before) & set(running.children())) == stay)
     request_reload(running.folder / "data", told.append)
     assert running.said(f"left {role}") == 2
     running.process.send_signal(signal.SIGINT)
@@ -204,7 +205,7 @@ def test_a_reload_replaces_all(start, workers):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_is_left_of_a_supervisor_that_is_killed_and_its_servers_leave(start, workers):
     running = start(workers)
-    until(lambda: len(running.children()) == (2 if workers == 1 else 4))
+    until(lambda: len(running.children()) == (2 if workers == 1 else 5))
     children = running.children()
     running.process.kill()
     until(lambda: not any(Path(f"/proc/{each}").exists() for each in children))
@@ -227,7 +228,7 @@ def test_a_folder_that_cannot_be_written_only_keeps_reload_from_finding_it(monke
 
 
 def test_options_survive_json_and_contain_no_secrets():
-    place = Place("primary", 0, 4, 6, "/tmp/private", 5, 6)
+    place = Place("primary", 0, 4, 6, "/tmp/private", 5, 6, (77, 78))
     order = ServeOptions(ListenAddress("::1", 80), 3, 1000, announce=False, place=place)
     assert ServeOptions.from_json(order.to_json()) == order
     assert ServeOptions.from_json(OPTIONS.to_json()) == OPTIONS
