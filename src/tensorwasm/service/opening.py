@@ -316,6 +316,7 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
     fronts = Fronts(take, alive)
     stack.push_async_callback(fronts.close)
     service.metrics.read("tensor_wasm_fronts", lambda: len(fronts))
+    service.metrics.read("tensor_wasm_front_requests_total", fronts.requests)
     service.identities.tell = lambda: fronts.tell(Changed(identities=True))
     service.functions.tell = lambda functions, names: fronts.tell(Changed(functions=list(functions), names=list(names)))
     return fronts

@@ -45,7 +45,7 @@ MetricSource = Callable[[], "float | Mapping[tuple[str, ...], float]"]
 
 _LOG: Final = logging.getLogger(__name__)
 _STATUSES: Final = range(100, 600)
-_REQUESTS: Final = "tensor_wasm_http_requests_total"
+REQUESTS: Final = "tensor_wasm_http_requests_total"
 _DURATION: Final = "tensor_wasm_http_request_duration_seconds"
 _IN_FLIGHT: Final = "tensor_wasm_http_requests_in_flight"
 _BUILD: Final = "tensor_wasm_build_info"
@@ -128,6 +128,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("tensor_wasm_database_commits_total", "counter", "Transactions committed."),
     Family("tensor_wasm_database_waiting", "gauge", "Calls that wait for the database."),
     Family("tensor_wasm_fronts", "gauge", "Processes that accept requests besides the one that has the database."),
+    Family("tensor_wasm_front_requests_total", "counter", "Requests answered by one of these processes.", ("pid",)),
     Family("tensor_wasm_workers_alive", "gauge", "Live worker processes."),
     Family(
         "tensor_wasm_worker_restarts_total", "counter", "Worker processes replaced after they died or were retired."
@@ -290,7 +291,7 @@ class Metrics:
         The source must not block; if it raises, its family is left out, and the error is logged. For an unknown family,
         or one that is counted from the requests, InvalidArgs is raised.
         """
-        if name not in BY_NAME or BY_NAME[name].kind == "histogram" or name in {_REQUESTS, _IN_FLIGHT}:
+        if name not in BY_NAME or BY_NAME[name].kind == "histogram" or name in {REQUESTS, _IN_FLIGHT}:
             raise InvalidArgs(f"there is no counter or gauge {name} to read")
         self._sources[name] = source
 
@@ -326,7 +327,7 @@ class Metrics:
             return self._values[name].setdefault(labels, MetricValue())
 
     def _values_of(self, name: str) -> Iterable[tuple[tuple[str, ...], float]]:
-        if name == _REQUESTS:
+        if name == REQUESTS:
             return [(labels, sum(counts[:-1])) for labels, counts in self._counts_of(_DURATION)]
         if name == _IN_FLIGHT:
             return [(counts.labels, counts.in_flight) for counts in self.routes]

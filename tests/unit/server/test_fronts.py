@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -120,6 +121,7 @@ def test_metrics_of_all_processes_are_added_up(fleet):
         assert counts["/functions"] == "1.0"
         assert "tensor_wasm_instance_spawns_total 3.0" in shown
         assert "tensor_wasm_fronts 1.0" in shown
+        assert f'tensor_wasm_front_requests_total{{pid="{os.getpid()}"}} 3.0' in shown
 
     in_both(fleet, scenario)
 

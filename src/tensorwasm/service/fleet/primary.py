@@ -27,7 +27,7 @@ from tensorwasm.service.fleet.messages import (
     MetricsSnapshot,
     Report,
 )
-from tensorwasm.telemetry.metrics import Snapshot
+from tensorwasm.telemetry.metrics import REQUESTS, Snapshot
 
 LATE_S: Final = 5.0
 """Time in which a front must acknowledge a change. One that does not is killed: it would act on what is revoked."""
@@ -124,6 +124,13 @@ class Fronts:
         """Return the sum of the metrics of all fronts, with the counters of those that have ended."""
         await asyncio.gather(*(self._ask_metrics(front) for front in self._fronts))
         return sum((front.metrics for front in self._fronts), self._ended)
+
+    def requests(self) -> dict[tuple[str, ...], float]:
+        """Return how many requests each front had answered when its metrics were asked for last, by process number."""
+        return {
+            (str(front.process.pid),): sum(value for _, value in front.metrics.values.get(REQUESTS, ()))
+            for front in self._fronts
+        }
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one link to its end."""
