@@ -25,7 +25,7 @@ AWAY_S = 0.1
 LONG = 50_000_000
 """Numbers that a guest sums up for so long that a kill finds it at that."""
 
-PASSING = frozenset({"device_lost", "capacity_exhausted", "database_unavailable", "draining"})
+PASSING = frozenset({"device_lost", "capacity_exhausted", "database_unavailable", "draining", "not_ready"})
 """Kinds of errors that a client may be told while processes die; each may be tried again."""
 
 

@@ -1,4 +1,4 @@
-"""`Application`: the routes over a service. `DegradedApplication`: one error in its place."""
+"""`Application`: the routes over a service; in its place `DegradedApplication`, one error, or `RelayingApplication`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from tensorwasm.errors import TensorWasmError
+from tensorwasm.errors import Draining, NotReady, TensorWasmError
 from tensorwasm.server.connection.request import WireRequest
 from tensorwasm.server.exchange import WEBSOCKET, Exchange
 from tensorwasm.server.http.head import Origins
@@ -65,6 +65,9 @@ class Application:
             await asyncio.wait(self.pipeline.tasks, timeout=left_s)
 
 
+RELAYED_BODY_S: Final = 30.0
+"""Time limit of a short body before the settings are known."""
+
 _LIVE: Final = frozenset({"/livez", "/healthz"})
 
 
@@ -85,3 +88,41 @@ class DegradedApplication:
             wire.answer(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
         else:
             refuse(exchange, self._error, self._origins)
+
+
+class RelayingApplication:
+    """Gives all requests to the primary but ``/livez``, while this process has not opened its service. As above."""
+
+    body_timeout_s = RELAYED_BODY_S
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._origins = Origins()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, wire: WireRequest) -> None:
+        """Answer a request, or have it answered."""
+        exchange = Exchange(wire, time.perf_counter_ns())
+        exchange.request_id = str(uuid.uuid4())
+        if exchange.path in _LIVE and exchange.method != WEBSOCKET:
+            wire.answer(200, [JSON, ("x-request-id", exchange.request_id)], b'{"status":"ok"}')
+            return
+        task = asyncio.get_running_loop().create_task(self._forward(exchange))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _forward(self, exchange: Exchange) -> None:
+        try:
+            if exchange.error is not None:
+                raise exchange.error
+            if exchange.method == WEBSOCKET:
+                raise NotReady("the server has just started")
+            await self._relay.forward(exchange)
+        except asyncio.CancelledError:
+            if exchange.left:
+                exchange.wire.abandon()
+            else:
+                refuse(exchange, Draining("the server is shutting down"), self._origins)
+        except TensorWasmError as error:
+            refuse(exchange, error, self._origins)
+        exchange.forget()

@@ -11,11 +11,12 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.gc_pause import collect_seldom
-from tensorwasm.server.application import Application, DegradedApplication
+from tensorwasm.server.application import Application, DegradedApplication, RelayingApplication
 from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
@@ -82,18 +83,60 @@ async def serve(
         InvalidArgs: a setting makes no sense.
     """
     application = Application(service, ALL, max_body_bytes=max_body_bytes, relay=relay)
-    parent = os.getppid()
-    stopping, leaving = _stop_on_signals()
+    signals = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
-    async with _listening(application, listening, tls, leaving, relayed=relayed) as listener:
+    async with _listening(application, listening, tls, signals.leaving, relayed=relayed) as listener:
         collect_seldom()
         ready()
-        await stopping.wait()
-        limit_s = service.settings.drain_s
-        if leaving.is_set():
-            limit_s = limit_s if os.getppid() == parent else min(limit_s, ORPHAN_S)
-            await listener.wait_closed(min(leave_s, limit_s))
-        await application.drain(limit_s, refusing=not leaving.is_set())
+        await _drain_on_signal(application, listener, signals, service.settings.drain_s, leave_s)
+
+
+async def serve_front(
+    opening: Awaitable[CallService],
+    listening: socket.socket,
+    relay: Relay,
+    *,
+    max_body_bytes: int | None,
+    ready: Callable[[], None],
+    tls: ServerTls | None = None,
+) -> None:
+    """Serve as `serve` does; while the service is opened, the primary gets all requests.
+
+    Args:
+        opening: opens it; the caller closes it.
+        listening: as for `serve`.
+        relay: as for `serve`.
+        max_body_bytes: as for `serve`.
+        ready: as for `serve`; the service may not be open yet.
+        tls: as for `serve`.
+    """
+    signals = _stop_on_signals()
+    sys.setswitchinterval(SWITCH_S)
+    first = RelayingApplication(relay)
+    async with _listening(first, listening, tls, signals.leaving) as listener:
+        ready()
+        stopped = asyncio.ensure_future(signals.stopping.wait())
+        await asyncio.wait((asyncio.ensure_future(opening), stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if signals.stopping.is_set():
+            return
+        service = await opening
+        application = Application(service, ALL, max_body_bytes=max_body_bytes, relay=relay)
+        application.pipeline.tasks |= first.tasks
+        listener.take_over(application.begin, application.body_timeout_s)
+        collect_seldom()
+        await _drain_on_signal(application, listener, signals, service.settings.drain_s, LEAVE_S)
+
+
+async def _drain_on_signal(
+    application: Application, listener: Listener, signals: _Signals, drain_s: float, leave_s: float
+) -> None:
+    parent = os.getppid()
+    await signals.stopping.wait()
+    if signals.leaving.is_set():
+        drain_s = drain_s if os.getppid() == parent else min(drain_s, ORPHAN_S)
+        await listener.wait_closed(min(leave_s, drain_s))
+    await application.drain(drain_s, refusing=not signals.leaving.is_set())
 
 
 async def serve_degraded(
@@ -115,8 +158,9 @@ async def serve_degraded(
     Returns:
         What the attempt returned; None if a signal came first.
     """
-    (stopping, leaving), found = _stop_on_signals(), None
-    async with _listening(DegradedApplication(error), listening, tls, leaving):
+    signals, found = _stop_on_signals(), None
+    stopping = signals.stopping
+    async with _listening(DegradedApplication(error), listening, tls, signals.leaving):
         told()
         while found is None and not stopping.is_set():
             with suppress(TimeoutError):
@@ -131,7 +175,7 @@ async def serve_degraded(
 
 @asynccontextmanager
 async def _listening(
-    application: Application | DegradedApplication,
+    application: Application | DegradedApplication | RelayingApplication,
     listening: socket.socket,
     tls: ServerTls | None,
     leaving: asyncio.Event,
@@ -156,11 +200,16 @@ async def _listening(
         await listener.close(STOP_S)
 
 
-def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return an event that the first signal sets, and one that is also set if it is the signal to leave.
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    """`stopping` is set by the first signal, and `leaving` too if it is the one to leave."""
 
-    The second signal to stop ends the process.
-    """
+    stopping: asyncio.Event
+    leaving: asyncio.Event
+
+
+def _stop_on_signals() -> _Signals:
+    """Return events that signals set. The second signal to stop ends the process."""
     stopping, leaving, stopped = asyncio.Event(), asyncio.Event(), False
 
     def stop() -> None:
@@ -178,7 +227,7 @@ def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGUSR1, leave)
-    return stopping, leaving
+    return _Signals(stopping, leaving)
 
 
 def raise_file_limit() -> int:

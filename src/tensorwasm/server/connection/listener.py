@@ -41,13 +41,13 @@ class WaitingConnections:
     """Connections that wait for one thing, in the order in which they began to.
 
     Args:
-        limit_s: how long each may.
+        limit_s: how long each may; an attribute, too.
         late: called with one that has waited too long, which waits no longer.
         most: how many may wait.
     """
 
     def __init__(self, limit_s: float, late: Callable[[HttpConnection], object], most: int = 1 << 30) -> None:
-        self._limit_s, self._late, self._most = limit_s, late, most
+        self.limit_s, self._late, self._most = limit_s, late, most
         self._since: OrderedDict[HttpConnection, float] = OrderedDict()
         self._clock = asyncio.get_running_loop().time
 
@@ -66,7 +66,7 @@ class WaitingConnections:
 
     def sweep(self) -> None:
         """End the waits that take too long."""
-        latest_s = self._clock() - self._limit_s
+        latest_s = self._clock() - self.limit_s
         while self._since:
             connection, since_s = next(iter(self._since.items()))
             if since_s > latest_s:
@@ -123,6 +123,11 @@ class Listener:
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._last_left: asyncio.Event | None = None
         self._sweeping: asyncio.TimerHandle | None = None
+
+    def take_over(self, begin: Callable[[WireRequest], None], body_timeout_s: float) -> None:
+        """Give the requests that come from now on to another function."""
+        self.begin = begin
+        self.bodies.limit_s = body_timeout_s
 
     async def listen(self, listening: socket.socket) -> None:
         """Take connections of a socket that listens and does not block; it is this listener's from now on."""

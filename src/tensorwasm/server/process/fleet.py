@@ -119,6 +119,7 @@ class Fleet:
         shared: what they inherit.
         drain_s: how long running requests may take once a process stops.
         broker: whether the GPU workers of several are the fleet's own.
+        at_once: how many processes may load the server at a time, those first that clients wait for.
 
     Attributes:
         slots: the primary first.
@@ -131,8 +132,10 @@ class Fleet:
         on_lost: called with a slot whose process, of the release of this reload, died before it served.
     """
 
-    def __init__(self, workers: int, shared: Shared, drain_s: float, *, broker: bool = True) -> None:
-        self._shared, self._drain_s = shared, drain_s
+    def __init__(
+        self, workers: int, shared: Shared, drain_s: float, *, broker: bool = True, at_once: int = 1 << 10
+    ) -> None:
+        self._shared, self._drain_s, self._at_once = shared, drain_s, at_once
         fronts = [Slot(f"front {number + 1} of {workers}", "front") for number in range(workers)]
         brokers = [Slot("the broker of GPU workers", "broker")] if broker else []
         several = [Slot("the primary", "primary"), *fronts, *brokers]
@@ -160,7 +163,7 @@ class Fleet:
         """Return when `update` has something to do even if nothing happens before; None for never."""
         due = [each.due_s for each in self.members if each.due_s is not None]
         if not self.stopping:
-            due += [slot.start_s for slot in self.slots if slot.current is None]
+            due += [slot.start_s for slot in self.slots if slot.current is None and self._may_load()]
             if self._wants_spare():
                 due.append(self._spare_s)
         return min(due, default=None)
@@ -179,7 +182,7 @@ class Fleet:
             self._stop_owners()
             return
         for slot in self.slots:
-            if slot.current is None and slot.start_s <= now_s:
+            if slot.current is None and slot.start_s <= now_s and self._may_load():
                 slot.current = self._take(slot)
                 if slot.current is None:
                     self._lose(slot, "cannot be started", now_s)
@@ -258,6 +261,10 @@ class Fleet:
         self._spare_s = 0.0
 
     # ---------------------------------------------------------------------------------------------------------------
+
+    def _may_load(self) -> bool:
+        """Return whether one more process may load the server."""
+        return sum(not each.process.loaded for each in self.members) < self._at_once
 
     def _wants_spare(self) -> bool:
         """Return whether everything is ready: a spare that loads earlier would slow it down."""

@@ -19,7 +19,7 @@ from typing import Final
 
 import uvloop
 
-from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, NotReady, StorageFull
+from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, StorageFull
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
@@ -32,7 +32,7 @@ from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import CONTROL, HTTP, Place
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
-from tensorwasm.server.serving import serve, serve_degraded
+from tensorwasm.server.serving import serve, serve_degraded, serve_front
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.front_opening import open_front
 from tensorwasm.service.opening import Service, open_service
@@ -89,53 +89,104 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
         settings = replace(settings, broker=place.broker, isolation="")
     tls = _tls(settings)
     options = replace(options, address=replace(options.address, secure=tls is not None))
-    listening = _inherit(options.listening if place is None or place.role == "front" else place.http)
-    loading = begin_loading()
     told = threading.Event()
-    start = _Start(settings, listening, partial(_report_listening, options, report, told), tls)
-    service: CallService | None
+    start = _Start(options, settings, begin_loading(), report, told, tls)
     if place is None or place.role == "primary":
-        service = await _open_owner(start, place)
+        await _run_owner(start, place)
     else:
-        service = await _open_front(start, place)
+        await _run_front(start, place)
+
+
+async def _run_owner(start: _Start, place: Place | None) -> None:
+    """Serve everything, to clients or to fronts."""
+    listening = _inherit(start.options.listening if place is None else place.http)
+    tls = start.tls if place is None else None
+    service = await _open_owner(start, place, listening, tls)
     if service is None:
         return
-    relay = None if place is None or place.role == "primary" else Relay(f"{place.folder}/{HTTP}")
-    relayed = place is not None and place.role == "primary"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen, service, tls)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen, service, start.tls)
     try:
-        if isinstance(service, Service):
-            await _begin_owning(service, options)
-        service.readiness.load(partial(_load, service, loading, told, report))
+        await _begin_owning(service, start.options)
+        service.readiness.load(partial(start.load, service))
         await serve(
             service,
             listening,
-            max_body_bytes=options.max_body_bytes,
+            max_body_bytes=start.options.max_body_bytes,
             ready=start.notice,
-            tls=None if relayed else tls,
-            relay=relay,
-            relayed=relayed,
+            tls=tls,
+            relayed=place is not None,
         )
     finally:
-        if relay is not None:
-            relay.close()
         await service.close()
 
 
-def _load(
-    service: CallService, loading: Callable[[], object], told: threading.Event, report: Callable[[], object]
-) -> None:
-    """Load what requests need, and report it once requests are taken. Blocks."""
+async def _run_front(start: _Start, place: Place) -> None:
+    """Serve what needs no more than the database, and relay the rest to the primary."""
+    listening, relay = _inherit(start.options.listening), Relay(f"{place.folder}/{HTTP}")
+    opened: list[CallService] = []
+
+    async def open_service() -> CallService:
+        table = SharedTable(place.table, place.rows, place.row)
+        service = await open_front(start.settings, f"{place.folder}/{CONTROL}", start.metrics, table)
+        opened.append(service)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen, service, start.tls)
+        service.readiness.load(partial(start.load, service))
+        return service
+
+    opening = asyncio.ensure_future(open_service())
     try:
-        loading()
-        with suppress(InternalError):  # the service is stopping already
-            service.runtime.fibers.open()  # on this thread, whose low priority is inherited
-        with suppress(EngineMismatch):  # every deploy reports it
-            check_bindings()
-        collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
+        await serve_front(
+            opening,
+            listening,
+            relay,
+            max_body_bytes=start.options.max_body_bytes,
+            ready=start.notice,
+            tls=start.tls,
+        )
     finally:
-        told.wait()
-        report()
+        opening.cancel()
+        await asyncio.wait((opening,))
+        relay.close()
+        for service in opened:
+            await service.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a process begins with; `loading` loads compiled functions, and `told` is set once it is said to listen."""
+
+    options: ServeOptions
+    settings: ServiceSettings
+    loading: Callable[[], object]
+    report: Callable[[], object]
+    told: threading.Event
+    tls: ServerTls | None
+    metrics: Metrics = field(default_factory=lambda: Metrics([(route.method, route.path) for route in ALL]))
+
+    def notice(self) -> None:
+        """Report that requests are accepted, on standard output and then to the parent, once.
+
+        The parent lets no later server announce it, so a crash in between must not leave it unsaid or half a line.
+        """
+        if not self.told.is_set():
+            if self.options.announce:
+                sys.stdout.write(f"listening on {self.options.address.url}\n")
+                sys.stdout.flush()
+            self.report()
+            self.told.set()
+
+    def load(self, service: CallService) -> None:
+        """Load what requests need, and report it once requests are accepted. Blocks."""
+        try:
+            self.loading()
+            with suppress(InternalError):  # the service is stopping already
+                service.runtime.fibers.open()  # on this thread, whose low priority is inherited
+            with suppress(EngineMismatch):  # every deploy reports it
+                check_bindings()
+            collect_seldom()  # again, with what was loaded: a hundred thousand objects of Numba's
+        finally:
+            self.told.wait()
+            self.report()
 
 
 async def _begin_owning(service: Service, options: ServeOptions) -> None:
@@ -188,51 +239,9 @@ def _tls(settings: ServiceSettings) -> ServerTls | None:
     return None
 
 
-def _report_listening(options: ServeOptions, report: Callable[[], object], told: threading.Event) -> None:
-    """Report that requests are accepted, on standard output and then to the parent, unless `told` is set; set it.
-
-    The parent lets no later server announce it, so a crash in between must not leave it unsaid or half a line.
-    """
-    if not told.is_set():
-        if options.announce:
-            sys.stdout.write(f"listening on {options.address.url}\n")
-            sys.stdout.flush()
-        report()
-        told.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What a process begins with; `notice` reports that requests are taken."""
-
-    settings: ServiceSettings
-    listening: socket.socket
-    notice: Callable[[], None]
-    tls: ServerTls | None
-    metrics: Metrics = field(default_factory=lambda: Metrics([(route.method, route.path) for route in ALL]))
-
-
-async def _open_front(start: _Start, place: Place) -> CallService | None:
-    """Return a front, once there is a primary, whom clients wait for; None if a signal stops it earlier."""
-    table = SharedTable(place.table, place.rows, place.row)
-    path = f"{place.folder}/{CONTROL}"
-    opening = asyncio.ensure_future(open_front(start.settings, path, start.metrics, table))
-    await asyncio.wait((opening,), timeout=QUIET_S)
-
-    async def attempt() -> CallService | None:
-        return opening.result() if opening.done() else None
-
-    service = await attempt()
-    if service is None:
-        why = NotReady("the primary process has not opened the service yet")
-        service = await serve_degraded(why, start.listening, attempt, start.notice, start.tls)
-    if service is None:
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-    return service
-
-
-async def _open_owner(start: _Start, place: Place | None) -> Service | None:
+async def _open_owner(
+    start: _Start, place: Place | None, listening: socket.socket, tls: ServerTls | None
+) -> Service | None:
     """Return the service, once its data folder has enough space and an earlier server has left its database.
 
     None if a signal stops it earlier.
@@ -270,5 +279,5 @@ async def _open_owner(start: _Start, place: Place | None) -> Service | None:
         await asyncio.sleep(OWNED_AGAIN_S)  # the other server is about to end: clients wait for this one meanwhile
         service = await attempt()
     if service is None and why is not None:
-        service = await serve_degraded(why, start.listening, attempt, start.notice, None if place else start.tls)
+        service = await serve_degraded(why, listening, attempt, start.notice, tls)
     return service

@@ -81,7 +81,7 @@ class Supervisor:
                 _inherited(address, listening, self._environment, self._max_body_bytes, self._workers)
             )
             broker = not self._environment.get("TENSOR_WASM_BROKER")
-            fleet = Fleet(self._workers, shared, self._drain_s, broker=broker)
+            fleet = Fleet(self._workers, shared, self._drain_s, broker=broker, at_once=max(2, os.cpu_count() or 1))
             stack.callback(_close_all, fleet)
             return _keep(fleet, Reloader(fleet, self._drain_s, record), signals)
 
