@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorwasm.errors import CapacityExhausted
 from tensorwasm.tenancy.shared_table import AMOUNTS, COUNTERS, HEAD, SharedTable
 
 HOUR_MS: Final = 3_600_000
@@ -169,31 +168,28 @@ class SharedAccount:
         """Whether this process is the primary."""
         return self._accounts.is_primary
 
-    def publish(self, names: Collection[str]) -> None:
-        """Show all processes what this one holds or has not reported, by name."""
+    def publish(self, names: Collection[str]) -> bool:
+        """Show all processes what this one holds or has not reported, by name.
+
+        Return False if they cannot see it, because the table has no room for the tenant.
+        """
         accounts, record = self._accounts, self._record
         words = accounts.table.words
-        if self._incarnation:
+        if self._is_current():  # else this row's words there may belong to another tenant
             for name in names:
                 words[record + accounts.words[name]] = self._amount(name)
         if "memory_bytes" in names:
             accounts.table.publish_total(accounts.all_held["memory_bytes"])
-        self._reopen_if_lost()
+        return self._is_current() or self._open()
 
     def publish_used(self, account: Account) -> None:
         """Show all processes what the primary knows to be used up; only in the primary."""
         used = (amounts.get(name, 0) for amounts in (account.now, account.before) for name in self.unreported)
         self._used = (account.hour, *used)
-        if self._incarnation:
+        if self._is_current():
             self._write_used()
-        self._reopen_if_lost()
-
-    def require_place(self) -> None:
-        """Raise CapacityExhausted if the table has no room for the tenant."""
-        words = self._accounts.table.words
-        current = self._incarnation and words[self._record + self._accounts.records.incarnation] == self._incarnation
-        if not current and not self._open():
-            raise CapacityExhausted("too many tenants hold something at a time; try again later")
+        if not self._is_current():
+            self._open()
 
     def elsewhere(self, name: str) -> int:
         """Return what other processes hold or have not reported; 0 where the table has no room for the tenant."""
@@ -218,13 +214,10 @@ class SharedAccount:
         unreported = self.unreported.get(name)
         return self._held[name] if unreported is None else unreported
 
-    def _reopen_if_lost(self) -> None:
-        """Open the account again if its place was given away, before this process's last words could be seen there."""
-        accounts = self._accounts
-        if not self._incarnation or (
-            accounts.table.words[self._record + accounts.records.incarnation] != self._incarnation
-        ):
-            self._open()
+    def _is_current(self) -> bool:
+        """Return whether the place is still the tenant's, so that all see what this process wrote there."""
+        words, records = self._accounts.table.words, self._accounts.records
+        return self._incarnation != 0 and words[self._record + records.incarnation] == self._incarnation
 
     def _write_used(self) -> None:
         for word, amount in zip(self._accounts.counters, self._used, strict=True):

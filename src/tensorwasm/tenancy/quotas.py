@@ -171,7 +171,6 @@ class Quotas:
             account = self._accounts.get(tenant) or self._open(tenant)
             held, rest = account.held, limits
             if account.shared is not None:
-                account.shared.require_place()
                 names = held.keys() & amounts.keys() & limits.keys()
                 rest = {name: limits[name] - account.elsewhere(name) for name in names}
             for name, amount in amounts.items():
@@ -186,9 +185,12 @@ class Quotas:
             if self.host_bytes is not None and amounts.get("memory_bytes"):
                 self._require_memory(self.host_bytes, account, limits, amounts)
             self._all["memory_bytes"] += amounts.get("memory_bytes", 0)
-            if account.shared is not None:
-                account.shared.publish(amounts)
-        return QuotaHold(self._lock, held, self._all, amounts, account.shared)
+            is_seen = account.shared is None or account.shared.publish(amounts)
+        taken = QuotaHold(self._lock, held, self._all, amounts, account.shared)
+        if not is_seen:
+            taken.release()
+            raise CapacityExhausted("too many tenants hold something at a time; try again later")
+        return taken
 
     def require(self, tenant: int, limits: Mapping[str, int], **amounts: int) -> None:
         """Check that amounts could be held, without holding them, for a call that is not interrupted.

@@ -6,12 +6,11 @@ import math
 import os
 import subprocess
 import sys
-import threading
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fakes.shared_tables import full_set, tables
+from fakes.shared_tables import SteppedWords, Stepping, full_set, tables
 from oracles.limits import BucketModel
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.buckets import RateLimiter, SharedBuckets
@@ -82,61 +81,6 @@ def test_a_key_comes_in_for_a_full_bucket_and_not_for_one_that_never_refills():
         assert one.take(keys[-2], 1, 1, 9 * S) == 1.0  # none is left
         assert [one.take(keys[0], 0, 2, 9 * S) for _ in range(2)] == [0.0, math.inf]
         assert [one.take(keys[-1], 0, 2, 9 * S) for _ in range(2)] == [0.0, math.inf]
-
-
-class Stepping:
-    """Runs functions on threads of which one runs at a time, up to its next access to shared memory."""
-
-    def __init__(self):
-        self._stopped = threading.Semaphore(0)
-        self._local = threading.local()
-
-    def start(self, functions):
-        self._turns = [threading.Semaphore(0) for _ in functions]
-        self._ended = [False] * len(functions)
-        self._threads = [threading.Thread(target=self._run, args=each) for each in enumerate(functions)]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, number, function):
-        self._local.number = number
-        self._turns[number].acquire()
-        function()
-        self._ended[number] = True
-        self._stopped.release()
-
-    def step(self):
-        """An access comes: let others run before it."""
-        number = getattr(self._local, "number", None)
-        if number is not None:
-            self._stopped.release()
-            self._turns[number].acquire()
-
-    def resume(self, number):
-        if not self._ended[number]:
-            self._turns[number].release()
-            self._stopped.acquire()
-
-    def finish(self):
-        for number, thread in enumerate(self._threads):
-            while not self._ended[number]:
-                self.resume(number)
-            thread.join()
-
-
-class SteppedWords:
-    """A view of shared memory that lets others run before each write."""
-
-    def __init__(self, view, step):
-        self._view = view
-        self._step = step
-
-    def __getitem__(self, place):
-        return self._view[place]
-
-    def __setitem__(self, place, value):
-        self._step()
-        self._view[place] = value
 
 
 def stepped(buckets, step):
