@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.services import GUEST, opened, until
+from fakes.shared_tables import tables
+from fakes.virtual_time import run_virtually
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, QuotaExceeded
 from tensorwasm.service.admission import instance_queue
 from tensorwasm.service.admission.instance_queue import InstanceQueue, host_bytes
@@ -26,6 +28,18 @@ def run(story, **options):
         assert not any(quotas.held("instances"))
 
     asyncio.run(telling())
+
+
+def run_two(story, **options):
+    """A story of two processes that share a table, in virtual time."""
+
+    async def telling():
+        with tables(2) as (_, views):
+            both = [Quotas(table=view, **options) for view in views]
+            await story(*(InstanceQueue(quotas, lambda _tenant: TenantPolicy()) for quotas in both))
+            assert not any(quotas.held("memory_bytes") for quotas in both)
+
+    run_virtually(telling)
 
 
 async def settle():
@@ -416,3 +430,49 @@ def test_a_call_waits_for_a_session_that_is_leaving_memory_whoever_comes_meanwhi
         queue.release(2, await calls[1])
 
     run(story, host_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "limits", "host_bytes"),
+    [(2, {}, 100), (1, {"memory_bytes": 100}, 1000), (1, {}, LEAST_MEMORY_BYTES)],
+)
+def test_a_call_waits_for_memory_that_another_process_holds(tenant, limits, host_bytes):
+    async def story(queue, other):
+        first = other.try_hold(1, {}, host_bytes if not limits else 100)
+        assert queue.try_hold(tenant, limits, 60) is None
+        waiting = asyncio.ensure_future(queue.hold(tenant, limits, 60, NEVER))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        began_s = asyncio.get_running_loop().time()
+        other.release(1, first)
+        queue.release(tenant, await waiting)
+        assert asyncio.get_running_loop().time() - began_s <= 2 * instance_queue.LOOK_S
+        await asyncio.sleep(1)  # nobody waits, nothing is looked at
+        assert queue._look is None
+        assert queue.waits == 1
+
+    run_two(story, host_bytes=host_bytes)
+
+
+def test_a_call_that_waits_for_another_process_is_refused_in_the_end():
+    async def story(queue, other):
+        first = other.try_hold(1, {}, 100)
+        with pytest.raises(CapacityExhausted):
+            await queue.hold(2, {}, 60, NEVER)
+        assert asyncio.get_running_loop().time() == pytest.approx(instance_queue.WAIT_S)
+        with pytest.raises(CapacityExhausted):
+            queue.try_hold(2, {}, 101)  # it never fits
+        other.release(1, first)
+
+    run_two(story, host_bytes=100)
+
+
+def test_instances_of_another_process_count_as_the_tenant_s():
+    async def story(queue, other):
+        first = other.try_hold(1, {"instances": 1}, 10)
+        with pytest.raises(QuotaExceeded, match="instances"):
+            queue.try_hold(1, {"instances": 1}, 10)
+        other.release(1, first)
+        queue.release(1, queue.try_hold(1, {"instances": 1}, 10))
+
+    run_two(story, host_bytes=100)

@@ -16,6 +16,9 @@ from tensorwasm.values import MIB, Deadline
 WAIT_S: Final = 2.0
 """Longest wait for memory: a call that waits occupies a request slot that others may need."""
 
+LOOK_S: Final = 0.05
+"""Seconds between looks of waiting calls at what other processes released, which nothing tells of."""
+
 PASSING: Final = 8
 """Where the machine's memory is short, calls behind the first in the queue may together hold ``1 / PASSING`` of what it
 wants: small ones are not blocked by a large one, which still gets all other memory that is released."""
@@ -64,7 +67,8 @@ class InstanceQueue:
     guests of its tenant (if the tenant's quota is short) or of any tenant (if the machine's memory or the tenant's fair
     share is short); idle instances are evicted for it. Released memory goes to the waiting calls in order of arrival.
     A call that only its own tenant's quota or share holds back does not block others, and one that waits for the
-    machine's memory does not block small ones (`PASSING`).
+    machine's memory does not block small ones (`PASSING`). Memory that other processes hold will be released, too, as
+    far as is known here; while calls wait, it is looked at every `LOOK_S`.
 
     Args:
         quotas: what is held.
@@ -83,6 +87,7 @@ class InstanceQueue:
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
         self._machine_short: set[asyncio.Future[QuotaHold]] = set()  # waiting calls for which the machine is too full
         self._evicting: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
         self.idle: IdleInstances | None = None
         self.waits = 0
 
@@ -96,19 +101,21 @@ class InstanceQueue:
     ) -> bool:
         """Return whether instances that were refused because of `short` will find what they need if they wait.
 
-        They will where only memory is short, and running guests or idle instances will release some of it.
+        They will where only memory is short, and running guests, idle instances or other processes will release some.
         """
         if isinstance(short, CapacityExhausted):
             return memory_bytes <= (self._quotas.host_bytes or memory_bytes) and (
-                bool(self._running) or self._any_idle(None)
+                self._any_running() or self._any_idle(None)
             )
         held = self._quotas.usage(tenant)["instances"] + instances
         if held > limits.get("instances", held):
             return False
         if "memory_bytes" in limits:
-            return memory_bytes <= limits["memory_bytes"] and (tenant in self._running or self._any_idle(tenant))
+            return memory_bytes <= limits["memory_bytes"] and (
+                tenant in self._running or self._any_idle(tenant) or bool(self._quotas.held_elsewhere(tenant))
+            )
         return memory_bytes <= (self._quotas.most_bytes or memory_bytes) and (
-            bool(self._running) or self._any_idle(tenant)
+            self._any_running() or self._any_idle(tenant)
         )
 
     def try_hold(self, tenant: int, limits: Mapping[str, int], memory_bytes: int) -> QuotaHold | None:
@@ -167,6 +174,7 @@ class InstanceQueue:
         if granted in self._waiting:
             self.waits += 1
             self._evict_idle(granted, wanted)
+            self._look_later()
         try:
             await asyncio.wait((granted,), timeout=min(deadline.remaining_s(), WAIT_S))
         except asyncio.CancelledError:
@@ -222,6 +230,16 @@ class InstanceQueue:
                 granted.set_result(hold)
             del self._waiting[granted]
 
+    def _look_later(self) -> None:
+        """Serve the waiting calls again soon, if other processes may release what they wait for."""
+        if self._quotas.is_shared and self._waiting and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._serve()
+        self._look_later()
+
     def _hold(self, wanted: _Wanted) -> QuotaHold:
         tenant, limits, memory_bytes, instances = wanted
         hold = self._quotas.hold(tenant, limits, instances=instances, memory_bytes=memory_bytes)
@@ -237,6 +255,10 @@ class InstanceQueue:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
+
+    def _any_running(self) -> bool:
+        """Return whether a guest runs, or another process holds memory, which may be of one that runs."""
+        return bool(self._running) or self._quotas.held_elsewhere(None) > 0
 
     def _any_idle(self, tenant: int | None) -> bool:
         """Return whether an idle instance can be evicted, or one is being evicted, which is not idle any more."""
