@@ -1,4 +1,4 @@
-"""Accounts: what each tenant holds and has used up, in one process (`Account`) and in all that share a table.
+"""Accounts: what each tenant holds and has used up, in one process (`TenantAccount`) and in all that share a table.
 
 Each process writes into the table what it holds itself, and what it has charged and not yet reported to the primary.
 The primary, whose row is 0, also writes what was used up, as it knows from itself and from reports. All of it together
@@ -27,7 +27,7 @@ Used = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class TenantAccount:
     """What one tenant holds in this process, and has used up, both by name.
 
     ``now`` is the use in the current hour, counted since 1970, and ``before`` that in the hour before; ``shared`` is
@@ -182,7 +182,7 @@ class SharedAccount:
             accounts.table.publish_total(accounts.all_held["memory_bytes"])
         return self._is_current() or self._open()
 
-    def publish_used(self, account: Account) -> None:
+    def publish_used(self, account: TenantAccount) -> None:
         """Show all processes what the primary knows to be used up; only in the primary."""
         used = (amounts.get(name, 0) for amounts in (account.now, account.before) for name in self.unreported)
         self._used = (account.hour, *used)

@@ -18,7 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.tenancy.accounts import HOUR_MS, Account, SharedAccount, SharedAccounts
+from tensorwasm.tenancy.accounts import HOUR_MS, TenantAccount, SharedAccount, SharedAccounts
 from tensorwasm.tenancy.shared_table import SharedTable
 from tensorwasm.values import MIB
 
@@ -149,7 +149,7 @@ class Quotas:
         self._shared = None if table is None else SharedAccounts(table, HELD, BUDGETS, self._all, self._this_hour)
         self._now_unix_ms = now_unix_ms
         self._lock = threading.Lock()
-        self._accounts: OrderedDict[int, Account] = OrderedDict()
+        self._accounts: OrderedDict[int, TenantAccount] = OrderedDict()
         self._refusals: dict[str, int] = {}
         self._spent = {"gpu_us": 0, "launches": 0}
 
@@ -306,7 +306,7 @@ class Quotas:
             return dict(self._spent)
 
     def _require_memory(
-        self, host_bytes: int, account: Account, limits: Mapping[str, int], amounts: Mapping[str, int]
+        self, host_bytes: int, account: TenantAccount, limits: Mapping[str, int], amounts: Mapping[str, int]
     ) -> None:
         """Check that there is memory for what a tenant has just taken; else undo all that it took, and raise."""
         wanted_bytes, all_bytes = amounts["memory_bytes"], self._all_bytes()
@@ -327,7 +327,7 @@ class Quotas:
         self._refusals[name] = self._refusals.get(name, 0) + 1
         return QuotaExceeded(f"the quota {name} is {limit}: {used} are used, and {amount} more are too many")
 
-    def _used(self, account: Account, budget: str) -> int:
+    def _used(self, account: TenantAccount, budget: str) -> int:
         now_ms = self._now_unix_ms()
         unreported = account.unreported(budget)
         account.turn_to(now_ms // HOUR_MS)
@@ -347,16 +347,16 @@ class Quotas:
     def _this_hour(self) -> int:
         return self._now_unix_ms() // HOUR_MS
 
-    def _find(self, tenant: int) -> Account | None:
+    def _find(self, tenant: int) -> TenantAccount | None:
         """Return a tenant's account; None if nothing is known of it, in this process or in others."""
         return self._accounts.get(tenant) or (None if self._shared is None else self._open(tenant))
 
-    def _open(self, tenant: int) -> Account:
+    def _open(self, tenant: int) -> TenantAccount:
         for _ in range(min(_LOOKS, len(self._accounts))):
             old, account = self._accounts.popitem(last=False)
             if not account.is_idle(self._this_hour()):
                 self._accounts[old] = account
-        account = self._accounts[tenant] = Account(dict.fromkeys(HELD, 0))
+        account = self._accounts[tenant] = TenantAccount(dict.fromkeys(HELD, 0))
         if self._shared is not None:
             account.shared = SharedAccount(self._shared, tenant, account.held)
         return account

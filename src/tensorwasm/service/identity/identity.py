@@ -24,15 +24,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator, MintedToken, TokenTable, mint, parse_digests, parse_tokens
 from tensorwasm.tenancy.caps import checked_quotas, checked_weight, parse_caps
 from tensorwasm.tenancy.oidc import open_verifier
-from tensorwasm.tenancy.principal import (
-    MAX_TENANT,
-    SCOPES,
-    USER_SCOPES,
-    AdminCapability,
-    Authority,
-    Principal,
-    Registry,
-)
+from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, AdminCapability, Authority, Principal, Registry
 from tensorwasm.tenancy.quotas import TenantPolicy
 
 MAX_TENANTS: Final = 1024
