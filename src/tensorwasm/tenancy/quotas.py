@@ -18,7 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, QuotaExceeded
-from tensorwasm.tenancy.accounts import HOUR_MS, TenantAccount, SharedAccount, SharedAccounts
+from tensorwasm.tenancy.accounts import HOUR_MS, SharedAccount, SharedAccounts, TenantAccount
 from tensorwasm.tenancy.shared_table import SharedTable
 from tensorwasm.values import MIB
 

@@ -24,7 +24,15 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.authentication import Authenticator, MintedToken, TokenTable, mint, parse_digests, parse_tokens
 from tensorwasm.tenancy.caps import checked_quotas, checked_weight, parse_caps
 from tensorwasm.tenancy.oidc import open_verifier
-from tensorwasm.tenancy.principal import MAX_TENANT, SCOPES, USER_SCOPES, AdminCapability, Authority, Principal, Registry
+from tensorwasm.tenancy.principal import (
+    MAX_TENANT,
+    SCOPES,
+    USER_SCOPES,
+    AdminCapability,
+    Authority,
+    Principal,
+    Registry,
+)
 from tensorwasm.tenancy.quotas import TenantPolicy
 
 MAX_TENANTS: Final = 1024
@@ -350,10 +358,9 @@ def _create(connection: Connection, record: TenantRecord) -> tuple[TenantRecord]
 
 def _update(connection: Connection, tenant: int, change: TenantChange, now_unix_ms: int) -> tuple[TenantRecord]:
     found = queries.find_tenant(connection, tenant, lock=True)
-    if found is None:
-        made = TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms)
-        return (queries.add_tenant(connection, _changed(made, change)),)
-    return (queries.change_tenant(connection, _changed(found, change)),)
+    write = queries.add_tenant if found is None else queries.change_tenant
+    found = found or TenantRecord(tenant=tenant, created_unix_ms=now_unix_ms)
+    return (write(connection, _changed(found, change)),)
 
 
 PUBLISHERS: Final = "TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS"
