@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import logging
+import threading
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.database.engine.executor import DatabaseExecutor
@@ -33,6 +36,12 @@ from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.buckets import RateLimiter
 from tensorwasm.tenancy.quotas import Quotas
 from tensorwasm.tenancy.shared_table import SharedTable
+
+CLOSE_S: Final = 2.0
+"""How long guests may take to end once they were interrupted. One that runs while compiled host functions are still
+being loaded cannot be interrupted; see `tensorwasm.runtime.invoke.fiber_runner`."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,3 +115,22 @@ async def open_invocations(
     invocations = Invocations(functions, workers, admission, base.usage)
     stack.push_async_callback(invocations.close, base.settings.drain_s)
     return invocations
+
+
+async def close_runtime(runtime: Runtime) -> None:
+    """Close a runtime, for which it has a limited time; the process may end then, although guests still run."""
+    closed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def close() -> None:
+        try:
+            runtime.close()
+        finally:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(closed.set)
+
+    # Not on the loop's executor, whose threads the end of the loop would wait for.
+    threading.Thread(target=close, name="tensorwasm-closing", daemon=True).start()
+    try:
+        await asyncio.wait_for(closed.wait(), CLOSE_S)
+    except TimeoutError:
+        _log.warning("guests that cannot be interrupted still run: they end with this process")

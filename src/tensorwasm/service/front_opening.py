@@ -15,7 +15,7 @@ from tensorwasm.database.engine.opening import READERS, read_database, sqlite_ur
 from tensorwasm.database.identity import read_revision
 from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.runtime.api.runtime import Runtime
-from tensorwasm.service.call_service import CallBase, CallService, open_functions, open_invocations
+from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, run_until_closed
 from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, ReportedEndings
 from tensorwasm.service.fleet.messages import Changed
@@ -83,7 +83,7 @@ async def _open_parts(
     artifacts = process.current().artifacts or str(folder_of(settings.data) / "artifacts")
     store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
     runtime = await asyncio.to_thread(Runtime)
-    stack.push_async_callback(asyncio.to_thread, runtime.close)
+    stack.push_async_callback(close_runtime, runtime)
 
     async def report(hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
         await link.write_usage(hour_unix_ms, used)

@@ -36,7 +36,7 @@ from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
-from tensorwasm.service.call_service import CallBase, CallService, open_functions, open_invocations
+from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, Clock, repeat, run_until_closed
 from tensorwasm.service.fleet.messages import Changed, Report
 from tensorwasm.service.fleet.primary import Fronts
@@ -182,7 +182,7 @@ async def _open_base(
     store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
     if runtime is None:
         runtime = await asyncio.to_thread(Runtime)
-        stack.push_async_callback(asyncio.to_thread, runtime.close)
+        stack.push_async_callback(close_runtime, runtime)
     usage = UsageMeter(database, clock)
     usage.open()
     stack.push_async_callback(usage.close)

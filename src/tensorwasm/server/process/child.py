@@ -12,10 +12,12 @@ Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -40,8 +42,10 @@ def main(arguments: list[str]) -> int:
         return 1
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=form)
-    from tensorwasm.server.process.starting import run  # noqa: PLC0415 - 0.5 s, needless if the parent is gone
+    gc.disable()  # imported objects stay alive: collections meanwhile would free nothing
+    from tensorwasm.server.process.starting import run  # noqa: PLC0415 - most of a second, needless if it is gone
 
+    gc.enable()
     os.write(pipe, LOADED)
     text = _read_options()
     if not text:
@@ -50,11 +54,16 @@ def main(arguments: list[str]) -> int:
     for each in set(inherited) - options.descriptors:
         os.close(each)
     try:
-        run(options, partial(os.write, pipe, REPORT))
+        run(options, partial(_report, pipe))
     except TensorWasmError as error:
         sys.stderr.write(f"error: {error.kind}: {error.message}\n")
         return error.exit_code
     return 0
+
+
+def _report(pipe: int) -> None:
+    with suppress(BrokenPipeError):  # the supervisor has died, and the signal that says so is on its way
+        os.write(pipe, REPORT)
 
 
 def _read_options() -> str:
