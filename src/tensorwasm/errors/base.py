@@ -249,7 +249,7 @@ class DatabaseUnavailable(HostError, kind="database_unavailable", http_status=50
     """The database does not answer, is locked by another process, or is full."""
 
 
-class DatabaseOwned(DatabaseUnavailable, exit_code=2):
+class DatabaseOwned(DatabaseUnavailable, exit_code=4):
     """Another server has the file of the database."""
 
 

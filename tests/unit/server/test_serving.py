@@ -18,10 +18,9 @@ class Opened:
         self.closed = True
 
 
-def degraded(attempt):
-    _, listening = listen(ListenAddress("127.0.0.1", 0))
-    with listening:
-        return asyncio.run(serve_degraded(StorageFull("full"), listening, attempt, lambda: None))
+def degraded(attempt, listening=None):
+    with listening or listen(ListenAddress("127.0.0.1", 0))[1] as used:
+        return asyncio.run(serve_degraded(StorageFull("full"), used, attempt, lambda: None))
 
 
 def test_what_was_opened_at_last_is_returned(monkeypatch):
@@ -47,3 +46,18 @@ def test_a_signal_while_it_is_opened_is_not_lost(monkeypatch):
 
     assert degraded(attempt) is None
     assert opened.closed
+
+
+def test_a_process_that_leaves_closes_its_socket_at_once(monkeypatch):
+    monkeypatch.setattr("tensorwasm.server.serving.AGAIN_S", 0.001)
+    address, listening = listen(ListenAddress("127.0.0.1", 0))
+    taken = []
+
+    async def attempt():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        taken.append(listen(address)[1])
+
+    assert degraded(attempt, listening) is None
+    taken[0].close()

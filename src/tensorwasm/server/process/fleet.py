@@ -17,7 +17,8 @@ from typing import Final, Literal, Protocol
 from tensorwasm.server.process.options import ServeOptions
 
 REFUSED: Final = frozenset({2, 4})
-"""Exit codes of a server whose options or settings are invalid: it is not restarted."""
+"""Exit codes of a server that another one would share the fate of: invalid options or settings, a database or a device
+that is not there for it."""
 
 MAX_VAIN: Final = 5
 """Processes of a slot in a row that die before they serve, after which the server ends."""
@@ -34,7 +35,7 @@ END_S: Final = 5.0
 Role = Literal["alone", "primary", "front", "broker"]
 
 
-class Process(Protocol):
+class SupervisedProcess(Protocol):
     """A process as `ServerProcess` describes it."""
 
     reports: int | None
@@ -55,7 +56,7 @@ class Process(Protocol):
 class Shared(Protocol):
     """What the processes inherit from the supervisor."""
 
-    def start(self) -> Process | None:
+    def start(self) -> SupervisedProcess | None:
         """Start a process that loads the server; return None if the system lets none be started now."""
 
     def options(self, role: Role, row: int, fronts: tuple[int, ...], *, announce: bool) -> ServeOptions:
@@ -79,7 +80,7 @@ class Member:
         due_s: when it is killed.
     """
 
-    process: Process
+    process: SupervisedProcess
     release: int
     slot: Slot | None = None
     begun: bool = False

@@ -600,6 +600,23 @@ def test_a_listener_that_closes_waits_for_what_runs_and_ends_the_rest():
     run(story)
 
 
+def test_a_listener_that_leaves_answers_each_connection_once_more():
+    async def story():
+        client = FakeClient(echo)
+        silent, asks = client.transport, client.connect()
+        client.listener.leave()
+        await client.listener.wait_closed(0.01)
+        assert (silent.closed, asks.closed) == (False, False), "a request may be on its way"
+        client.send(b"GET /last HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert b"connection: close" in asks.sent
+        assert b"/last" in asks.sent
+        assert asks.closed
+        silent.close()
+        await asyncio.wait_for(client.listener.wait_closed(1000), 30)
+
+    run(story)
+
+
 def test_fields_are_found_by_names_in_any_case():
     fields = RequestFields()
     for name, value in ((b"X-Key", b"1"), (b"x-KEY", b"2")):

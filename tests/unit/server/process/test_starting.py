@@ -1,0 +1,74 @@
+"""A server that cannot open its service at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tensorwasm.errors import DatabaseOwned, DatabaseUnavailable
+from tensorwasm.server.process import starting
+from tensorwasm.server.process.address import ListenAddress, listen
+from tensorwasm.server.process.fleet import REFUSED
+from tensorwasm.settings.service import ServiceSettings
+from tensorwasm.telemetry.metrics import Metrics
+
+
+class Opened:
+    async def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def opens(monkeypatch, tmp_path):
+    """Return a function that opens a service whose attempts have these outcomes, and says whether it was degraded."""
+    monkeypatch.setattr(starting, "OWNED_AGAIN_S", 0.001)
+    monkeypatch.setattr("tensorwasm.server.serving.AGAIN_S", 0.001)
+    settings = ServiceSettings.from_environment(
+        {"TENSOR_WASM_DATA": str(tmp_path), "TENSOR_WASM_API_DISK_RESERVE": "0"}
+    )
+
+    def opens(*outcomes):
+        left, told = list(outcomes), []
+
+        async def attempt(_settings, *, metrics):
+            found = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        async def story():
+            with listen(ListenAddress("127.0.0.1", 0))[1] as listening:
+                return await starting._open(settings, Metrics(), listening, lambda: told.append(True), None)
+
+        monkeypatch.setattr(starting, "open_service", attempt)
+        return asyncio.run(story()), bool(told)
+
+    return opens
+
+
+OWNED = DatabaseOwned("another server has the file of the database")
+
+
+def test_a_database_that_is_free_soon_is_waited_for_without_a_word_to_clients(opens):
+    opened = Opened()
+    assert opens(OWNED, OWNED, OWNED, opened) == (opened, False)
+
+
+def test_clients_are_told_of_one_that_takes_longer(opens, monkeypatch, caplog):
+    monkeypatch.setattr(starting, "QUIET_S", 0.0)
+    opened = Opened()
+    assert opens(OWNED, OWNED, OWNED, opened) == (opened, True)
+    assert caplog.text.count("another server has the file of the database") == 1
+
+
+def test_one_that_is_never_free_is_a_mistake_of_the_operator(opens, monkeypatch):
+    monkeypatch.setattr(starting, "OWNED_S", 0.0)
+    with pytest.raises(DatabaseOwned) as caught:
+        opens(OWNED)
+    assert caught.value.exit_code in REFUSED, "another process is not tried"
+
+
+def test_a_database_that_does_not_answer_is_not_waited_for(opens):
+    with pytest.raises(DatabaseUnavailable):
+        opens(DatabaseUnavailable("it is damaged"), Opened())
