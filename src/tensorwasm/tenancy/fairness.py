@@ -14,7 +14,8 @@ J. S. Chase, J. Kaur, "Interposed Proportional Sharing for a Storage Service Uti
 left free A. K. Choudhury, E. L. Hahne, "Dynamic Queue Length Thresholds" (IEEE/ACM ToN 1998).
 
 `FairGate.try_enter` takes a free slot without a coroutine, else `FairGate.turn` waits for one. The caller chooses one
-unit of cost for a gate, such as a millisecond of the slot. All of it is for one thread, the event loop's.
+unit of cost for a gate, such as a millisecond of the slot. All of it is for one thread, the event loop's; for others
+there is `tensorwasm.tenancy.blocking_gate`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvokeTimeout, RateLimited
 from tensorwasm.values import NEVER, Deadline
@@ -36,8 +37,27 @@ FLOWS: Final = 1 << 16
 """Most tenants that are remembered; a forgotten one starts at virtual time."""
 
 
+Tenant = int | str
+"""A tenant, by its number or its name."""
+
 _LOOKS: Final = 2  # flows checked for each new one: more than are added, so that obsolete ones are found
 _SLACK: Final = 64  # outdated entries that the heap may have, besides as many as there are valid ones
+
+
+class Slot(Protocol):
+    """What a waiting request gets its slot by: a future of asyncio or of a thread."""
+
+    def done(self) -> bool:
+        """Return whether it has its slot, or was cancelled."""
+
+    def cancelled(self) -> bool:
+        """Return whether it was cancelled."""
+
+    def exception(self) -> BaseException | None:
+        """Return what it failed with."""
+
+    def set_result(self, result: None, /) -> None:
+        """Give it its slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +75,7 @@ class _Flow:
     finish: float
     held: int = 0
     weight: float = 1.0
-    waiting: OrderedDict[asyncio.Future[None], tuple[float, float]] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[Slot, tuple[float, float]] = field(default_factory=OrderedDict)
     entry: int = 0
 
 
@@ -86,7 +106,7 @@ class FairGate:
     """
 
     def __init__(
-        self, slots: int, *, queue_per_tenant: int = 1024, queue: int | None = None, yields: bool = False
+        self, slots: int, *, queue_per_tenant: Tenant = 1024, queue: int | None = None, yields: bool = False
     ) -> None:
         self.slots = self.free = slots
         self._yields = yields
@@ -97,11 +117,11 @@ class FairGate:
         self._tenants = 0  # with waiting requests
         self._now = 0.0  # virtual time: the tag of the latest turn
         self._latest = 0.0  # no tag is above it
-        self._flows: OrderedDict[int, _Flow] = OrderedDict()
+        self._flows: OrderedDict[Tenant, _Flow] = OrderedDict()
         self._heap: list[tuple[float, int, _Flow]] = []  # the lowest tag of each tenant that waits
         self._entries = 0
 
-    def try_enter(self, tenant: int, weight: float = 1.0, cost: float = 1.0) -> bool:
+    def try_enter(self, tenant: Tenant, weight: float = 1.0, cost: float = 1.0) -> bool:
         """Begin a turn, to be ended by `leave`, and return True if there is a free slot that the tenant may have.
 
         The weight is the tenant's share relative to others', and the cost that which is expected.
@@ -117,12 +137,12 @@ class FairGate:
         self._begin(flow, weight, cost, self._now)
         return True
 
-    def may_enter(self, tenant: int) -> bool:
+    def may_enter(self, tenant: Tenant) -> bool:
         """Return whether `try_enter` would begin a turn now."""
         free, flow = self.free, self._flows.get(tenant)
         return free > 0 and (flow is None or not flow.held or not self._yields or self._leaves_enough(flow))
 
-    def charge(self, tenant: int, weight: float, spent: float) -> None:
+    def charge(self, tenant: Tenant, weight: float, spent: float) -> None:
         """Account for a turn that took no slot, since it began and ended without an interruption.
 
         The caller has checked `may_enter`; ``spent`` is the turn's real cost.
@@ -136,7 +156,7 @@ class FairGate:
         if flow.waiting:
             self._push(flow)
 
-    def leave(self, tenant: int, spent: float | None = None, cost: float = 1.0) -> None:
+    def leave(self, tenant: Tenant, spent: float | None = None, cost: float = 1.0) -> None:
         """End a turn that cost ``spent``, None for the expected ``cost``, and give the slot to the next tenant.
 
         Raises:
@@ -157,7 +177,7 @@ class FairGate:
         if self.free == self.slots:
             self._now = self._latest  # the gate is idle: all debts are void
 
-    def turn(self, tenant: int, weight: float = 1.0, cost: float = 1.0, deadline: Deadline = NEVER) -> GateTurn:
+    def turn(self, tenant: Tenant, weight: float = 1.0, cost: float = 1.0, deadline: Deadline = NEVER) -> GateTurn:
         """Return a turn, to be used once: ``async with gate.turn(tenant, weight, cost) as turn``.
 
         Entering waits for a slot, until the deadline. A waiter that is cancelled leaves no trace, even if it has just
@@ -174,43 +194,56 @@ class FairGate:
         """Return the numbers of slots and waiters; on any thread."""
         return GateStatistics(self.slots, self.free, self._waiting, self._tenants)
 
-    async def _wait(self, tenant: int, weight: float, cost: float, deadline: Deadline) -> None:
+    async def _wait(self, tenant: Tenant, weight: float, cost: float, deadline: Deadline) -> None:
         """Wait for a slot, and begin the turn."""
+        loop = asyncio.get_running_loop()
+        slot: asyncio.Future[None] = loop.create_future()
+        self.enqueue(slot, tenant, weight, cost)
+        timer = None
+        if deadline.at_ns is not None:
+            timer = loop.call_later(deadline.remaining_s(), self._expire, tenant, slot)
+        try:
+            await slot
+        except BaseException:
+            self.withdraw(slot, tenant, cost)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def enqueue(self, slot: Slot, tenant: Tenant, weight: float = 1.0, cost: float = 1.0) -> None:
+        """Queue a request, whose slot gets a result when its turn has begun; `try_enter` has returned False.
+
+        Raises:
+            RateLimited: too many of the tenant's requests wait already.
+            CapacityExhausted: too many requests wait already.
+        """
         flow = self._flows.get(tenant) or self._open(tenant)
         if len(flow.waiting) >= self._queue_per_tenant:
             raise RateLimited(f"{self._queue_per_tenant} requests of the tenant are waiting already")
         if self._queue is not None and self._waiting >= self._queue:
             raise CapacityExhausted(f"{self._queue} requests are waiting already")
-        loop = asyncio.get_running_loop()
-        slot: asyncio.Future[None] = loop.create_future()
-        timer = None
-        if deadline.at_ns is not None:
-            timer = loop.call_later(deadline.remaining_s(), self._expire, flow, slot)
         flow.weight = weight
         flow.waiting[slot] = (cost, self._now)
         self._waiting += 1
         if len(flow.waiting) == 1:
             self._tenants += 1
             self._push(flow)
-        try:
-            await slot
-        except BaseException:
-            if slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.leave(tenant, 0.0, cost)  # cancelled after it got the slot: pass it on at no cost
-            else:
-                self._forget(flow, slot)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
 
-    def _expire(self, flow: _Flow, slot: asyncio.Future[None]) -> None:
+    def withdraw(self, slot: Slot, tenant: Tenant, cost: float = 1.0) -> None:
+        """Take back a queued request that waits no more: pass its slot on at no cost if it has just got it."""
+        if slot.done() and not slot.cancelled() and slot.exception() is None:
+            self.leave(tenant, 0.0, cost)
+        elif (flow := self._flows.get(tenant)) is not None:
+            self._forget(flow, slot)
+
+    def _expire(self, tenant: Tenant, slot: asyncio.Future[None]) -> None:
         """Fail a waiter whose deadline has passed."""
         if not slot.done():
             slot.set_exception(InvokeTimeout("the deadline passed while the request waited for its turn"))
-            self._forget(flow, slot)
+            self._forget(self._flows[tenant], slot)
 
-    def _forget(self, flow: _Flow, slot: asyncio.Future[None]) -> None:
+    def _forget(self, flow: _Flow, slot: Slot) -> None:
         """Remove a waiter that got no slot, if it is still queued."""
         if flow.waiting.pop(slot, None) is None:
             return
@@ -281,7 +314,7 @@ class FairGate:
             self._heap = [each for each in self._heap if each[1] == each[2].entry]
             heapq.heapify(self._heap)
 
-    def _open(self, tenant: int) -> _Flow:
+    def _open(self, tenant: Tenant) -> _Flow:
         for _ in range(min(_LOOKS, len(self._flows))):
             old, flow = self._flows.popitem(last=False)
             if flow.waiting or flow.held or (flow.finish > self._now and len(self._flows) < FLOWS):
@@ -295,7 +328,7 @@ class GateTurn:
     """A turn at a gate, made by `FairGate.turn`; ``spent`` is the real cost, None for the expected one."""
 
     gate: FairGate
-    tenant: int
+    tenant: Tenant
     weight: float
     cost: float
     deadline: Deadline

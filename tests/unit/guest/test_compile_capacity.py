@@ -1,15 +1,21 @@
-"""The memory that all compilations of a process share: `tensorwasm.guest.engine.compiler`."""
+"""The memory that all compilations of a process share: `tensorwasm.guest.engine.compile_capacity`."""
 
 import threading
+import time
 from concurrent.futures import CancelledError
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorwasm.guest.engine import compiler
-from tensorwasm.guest.engine.compiler import LEAST_BYTES, CompileCapacity, shared_capacity
+from tensorwasm.guest.engine import compile_capacity
+from tensorwasm.guest.engine.compile_capacity import LEAST_BYTES, CompileCapacity, Share, shared_capacity, slot_count
 from tensorwasm.runtime.deploy.deployer import StopHook
+
+
+def until(true):
+    while not true():
+        time.sleep(0)
 
 
 @settings(max_examples=30, deadline=None)
@@ -39,7 +45,7 @@ def test_a_compilation_stopped_while_waiting_does_not_block_others():
     capacity, stopped, seen = CompileCapacity(100, 4), StopHook(), []
 
     def wait():
-        with pytest.raises(CancelledError), capacity.hold(100, stopped):
+        with pytest.raises(CancelledError), capacity.hold(100, stop=stopped):
             seen.append("held")  # pragma: no cover - it is not had
         seen.append("stopped")
 
@@ -51,6 +57,46 @@ def test_a_compilation_stopped_while_waiting_does_not_block_others():
         with capacity.hold(50):
             seen.append("another")
     assert seen == ["stopped", "another"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(flood=st.integers(1, 12), processors=st.integers(1, 8), large=st.integers(1, 100))
+def test_a_tenants_queue_does_not_delay_the_first_compilation_of_another(flood, processors, large):
+    capacity, end, threads = CompileCapacity(1000, slot_count(processors)), threading.Event(), []
+
+    def work():
+        with capacity.hold(large, Share("many")):
+            end.wait()
+
+    for _ in range(flood):
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+    until(lambda: capacity.gate.statistics().waiting == flood - min(flood, slot_count(processors) // 2))
+    with capacity.hold(100, Share("one")):
+        end.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_of_those_that_wait_for_memory_the_tenant_with_the_least_goes_first():
+    capacity, end, seen, threads = CompileCapacity(100, 8), threading.Event(), [], []
+
+    def work(tenant, size):
+        with capacity.hold(size, Share(tenant)):
+            seen.append((tenant, size))
+            end.wait()
+
+    for tenant, size in (("many", 60), ("many", 80), ("one", 40)):
+        threads.append(threading.Thread(target=work, args=(tenant, size)))
+        threads[-1].start()
+        until(lambda: len(seen) + len(capacity._waiting) == len(threads))  # noqa: B023 - called here
+    until(lambda: len(seen) == 2)
+    assert seen == [("many", 60), ("one", 40)]
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert seen[2:] == [("many", 80)]
+    assert capacity._held == {}
 
 
 def test_capacity_is_returned_on_every_exit():
@@ -82,7 +128,7 @@ def test_concurrent_first_callers_get_the_same_capacity(monkeypatch):
             threads[0].join(0.2)
         return 1 << 40
 
-    monkeypatch.setattr(compiler.machine_memory, "limit_bytes", limit)
+    monkeypatch.setattr(compile_capacity.machine_memory, "limit_bytes", limit)
     ask()
     threads[0].join()
     assert found[0] is found[1]

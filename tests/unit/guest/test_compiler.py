@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, InvalidWasm
-from tensorwasm.guest.engine import capi, compiler, compiler_process
+from tensorwasm.guest.engine import capi, child_process, compiler, compiler_process
 from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import EngineConfig, settings_of
 from tensorwasm.runtime.deploy.deployer import StopHook
@@ -125,17 +125,17 @@ def test_a_compiler_may_answer_before_it_reads(program):
 
 
 def test_an_answer_without_end_is_cut(program, monkeypatch):
-    monkeypatch.setattr(compiler, "_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(child_process, "_ANSWER_BYTES", 1000)
     program("os.write(1, b'+')\nwhile True: os.write(1, bytes(4096))")
     with pytest.raises(CompileFailed, match="ended by SIGKILL"):
         compile_with()
 
 
 def test_an_answer_that_is_too_long_is_none_however_its_process_ended(program, monkeypatch):
-    monkeypatch.setattr(compiler, "_ANSWER_BYTES", 1000)
-    monkeypatch.setattr(compiler, "_CHUNK_BYTES", 1001)
-    end = compiler._end
-    monkeypatch.setattr(compiler, "_end", lambda child: end(child) and 0)  # as if it had gone before it was killed
+    monkeypatch.setattr(child_process, "_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(child_process, "_CHUNK_BYTES", 1001)
+    end = child_process._end
+    monkeypatch.setattr(child_process, "_end", lambda child: end(child) and 0)  # as if it had gone before it was killed
     program("os.write(1, b'+' + bytes(4096))")
     with pytest.raises(CompileFailed):
         compile_with()
@@ -183,7 +183,7 @@ def test_a_stopped_compiler_ends_at_once_with_its_children(program):
         threading.Event().wait()
         """
     )
-    work, children, real = StopHook(), [], compiler._converse
+    work, children, real = StopHook(), [], child_process._converse
 
     def converse(child, *rest):
         children.append(child.pid)
@@ -191,7 +191,7 @@ def test_a_stopped_compiler_ends_at_once_with_its_children(program):
         real(child, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "_converse", converse)
+        patch.setattr(child_process, "_converse", converse)
         with pytest.raises(CancelledError):
             Compiler(USUAL).compile(HEADER, SETTINGS, "x", work)
     assert gone(children[0])
@@ -297,8 +297,8 @@ def test_a_process_that_cannot_be_started_exhausts_capacity(monkeypatch):
         compile_with()
 
 
-def test_as_many_run_at_once_as_there_are_processors(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiler, "_processors", lambda: 1)
+def test_as_many_run_at_once_as_there_are_slots(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "slot_count", lambda _processors: 1)
     mark = tmp_path / "mark"
     program(f"os.mkdir({str(mark)!r}); sys.stdin.buffer.read(); os.rmdir({str(mark)!r}); os.write(1, b'+')")
     shared, failed = Compiler(USUAL), []
@@ -318,5 +318,5 @@ def test_as_many_run_at_once_as_there_are_processors(program, tmp_path, monkeypa
 
 
 def test_a_status_is_described_by_its_signals_name():
-    assert compiler._describe(-signal.SIGXCPU).startswith("ended by SIGXCPU")
-    assert compiler._describe(2) == "exited with code 2"
+    assert child_process.describe(-signal.SIGXCPU).startswith("ended by SIGXCPU")
+    assert child_process.describe(2) == "exited with code 2"

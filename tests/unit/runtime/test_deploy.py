@@ -201,7 +201,7 @@ class Endless:
     def __init__(self):
         self.asked, self.stopped = threading.Event(), threading.Event()
 
-    def compile(self, _wasm, _settings, _name, stop):
+    def compile(self, _wasm, _settings, _name, stop, _share):
         stop.stop_with(self.stopped.set)
         self.asked.set()
         assert self.stopped.wait(60)

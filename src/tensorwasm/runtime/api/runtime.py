@@ -164,6 +164,10 @@ class Runtime:
             function.warm(warm, tenant=tenant)
         return function
 
+    def weigh_compilations(self, weigh: Callable[[str], float]) -> None:
+        """Set what returns a tenant's share of the compiler relative to others', by default equal; on any thread."""
+        self._deployer.weigh = weigh
+
     def deploys(self) -> DeployStatistics:
         """Return a snapshot of what `load` found compiled, and what it had to compile."""
         return self._deployer.statistics()

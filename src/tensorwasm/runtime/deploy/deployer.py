@@ -28,6 +28,7 @@ from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.artifacts.keys import machine_key
 from tensorwasm.errors import InternalError, InvalidWasm, ModuleTooLarge, TensorWasmError
 from tensorwasm.guest.engine import capi, folders, precompiled
+from tensorwasm.guest.engine.compile_capacity import Share
 from tensorwasm.guest.engine.compiler import CompileLimits, Compiler
 from tensorwasm.guest.engine.engine import Engine, settings_of
 from tensorwasm.guest.engine.module import CompiledModule, check_declared, compile_module
@@ -92,9 +93,14 @@ class DeployStatistics:
 
 
 class Deployer:
-    """Deploys modules, each once. Thread-safe; uses neither the disk nor the keys before the first module."""
+    """Deploys modules, each once. Thread-safe; uses neither the disk nor the keys before the first module.
+
+    Attributes:
+        weigh: returns a tenant's share of the compiler relative to others'; called on any thread.
+    """
 
     def __init__(self, config: settings.Settings) -> None:
+        self.weigh: Callable[[str], float] = lambda _tenant: 1.0
         room = config.compile_room_mib
         self._compiler = Compiler(
             CompileLimits(
@@ -149,7 +155,8 @@ class Deployer:
         declared = preamble.scan(wasm)
         check_declared(declared, limits)
         check(declared)
-        return self._make_once(key, _Source(wasm, declared, digest.hex()), work or StopHook())
+        share = Share(tenant, self.weigh(tenant))
+        return self._make_once(key, _Source(wasm, declared, digest.hex(), share), work or StopHook())
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""
@@ -241,7 +248,8 @@ class Deployer:
             return compile_module(engine, source.wasm), len(source.wasm)
         capi.check_bindings()
         try:
-            code = self._compiler.compile(source.wasm, settings_of(engine.config), source.digest[:_HASH_DIGITS], work)
+            name_digits = source.digest[:_HASH_DIGITS]
+            code = self._compiler.compile(source.wasm, settings_of(engine.config), name_digits, work, source.share)
         except InvalidWasm as refused:
             from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - tables that few need
 
@@ -321,6 +329,7 @@ class _Source(NamedTuple):
     wasm: bytes
     declared: Preamble
     digest: str
+    share: Share
 
 
 def _load(engine: Engine, file: CodeFile, source: _Source) -> tuple[CompiledModule, int]:

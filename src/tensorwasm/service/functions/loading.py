@@ -6,7 +6,6 @@ Resolving a cached reference takes one look-up, on the path of every request.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tensorwasm.database.functions import FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import InternalError
+from tensorwasm.guest.engine.compile_capacity import processors, slot_count
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
@@ -92,7 +92,7 @@ class Loader:
         runtime: outlives it.
         policy: returns a tenant's policy, which has its share of the threads.
         prepare: gets ready what the first call of a function with a device needs; None for nothing.
-        threads: None takes one more than the machine has processors.
+        threads: None takes twice as many as modules may be compiled at a time, so that the others load what is compiled.
         items: most functions cached.
         size_bytes: most bytes of modules cached.
     """
@@ -106,7 +106,8 @@ class Loader:
         items: int = KEPT_FUNCTIONS,
         size_bytes: int = KEPT_BYTES,
     ) -> None:
-        threads = threads or (os.cpu_count() or 1) + 1
+        threads = threads or 2 * slot_count(processors())
+        runtime.weigh_compilations(lambda tenant: policy(int(tenant)).weight if tenant.isdecimal() else 1.0)
         self._runtime = runtime
         self._policy = policy
         self._prepare = prepare
