@@ -106,7 +106,7 @@ class FairGate:
     """
 
     def __init__(
-        self, slots: int, *, queue_per_tenant: Tenant = 1024, queue: int | None = None, yields: bool = False
+        self, slots: int, *, queue_per_tenant: int = 1024, queue: int | None = None, yields: bool = False
     ) -> None:
         self.slots = self.free = slots
         self._yields = yields

@@ -89,7 +89,7 @@ def test_of_those_that_wait_for_memory_the_tenant_with_the_least_goes_first():
     for tenant, size in (("many", 60), ("many", 80), ("one", 40)):
         threads.append(threading.Thread(target=work, args=(tenant, size)))
         threads[-1].start()
-        until(lambda: len(seen) + len(capacity._waiting) == len(threads))  # noqa: B023 - called here
+        until(lambda: len(seen) + len(capacity._waiting) == len(threads))
     until(lambda: len(seen) == 2)
     assert seen == [("many", 60), ("one", 40)]
     end.set()

@@ -36,7 +36,7 @@ def test_waiters_get_their_turns_by_weight_and_leave_nothing(monkeypatch):
     for tenant, weight in [("light", 1.0)] * 4 + [("heavy", 3.0)] * 4:
         threads.append(threading.Thread(target=work, args=(tenant, weight)))
         threads[-1].start()
-        until(lambda: gate.statistics().waiting == len(threads) - 1)  # noqa: B023 - called here
+        until(lambda: gate.statistics().waiting == len(threads) - 1)
     begin.set()
     for thread in threads:
         thread.join()
@@ -82,7 +82,7 @@ def test_a_tenant_with_too_many_waiters_is_refused_and_others_are_not():
     for tenant in ("a", "a", "b"):
         threads.append(threading.Thread(target=work, args=(tenant,)))
         threads[-1].start()
-        until(lambda: gate.statistics().waiting == len(threads) - 1)  # noqa: B023 - called here
+        until(lambda: gate.statistics().waiting == len(threads) - 1)
     with pytest.raises(RateLimited), gate.hold("a"):
         pass  # pragma: no cover - it is not had
     end.set()
