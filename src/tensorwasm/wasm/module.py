@@ -17,7 +17,6 @@ from tensorwasm.wasm.definitions import CodeEntry, DataSegment, ElementSegment, 
 from tensorwasm.wasm.preamble import BinaryFormat, Export, Import
 from tensorwasm.wasm.types import FuncType, MemoryType, TableType
 
-_MAX_CUSTOMS: Final = 100_000
 MAX_SEARCHED_BYTES: Final = 4 * MIB
 """Most code that `find_proposal` decodes: Python decodes some megabytes of it a second."""
 
@@ -111,8 +110,6 @@ def decode(wasm: bytes) -> Module:
     after = 0
     view = memoryview(wasm)
     for section, start, cursor in sections.read_sections(wasm):
-        if len(customs) > _MAX_CUSTOMS:
-            raise cursor.fail(f"more than {_MAX_CUSTOMS} custom sections", start)
         if section == sections.CUSTOM:
             value = CustomSection(cursor.name(), cursor.take(cursor.end - cursor.offset), after)
             customs.append(value)

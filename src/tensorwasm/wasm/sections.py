@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tensorwasm.errors import InvalidWasm
+from tensorwasm.errors import InvalidWasm, ModuleTooLarge
 from tensorwasm.wasm.binary import Cursor
 
 HEADER: Final = b"\0asm\x01\0\0\0"
@@ -17,6 +17,9 @@ CUSTOM: Final = 0
 TYPE, IMPORT, FUNCTION, TABLE, MEMORY, GLOBAL, EXPORT, START, ELEMENT, CODE, DATA, DATA_COUNT, TAG = range(1, 14)
 # Wasm core 2.0, 5.5.2; the tag section is between memories and globals, the data count before the code.
 ORDER: Final = (TYPE, IMPORT, FUNCTION, TABLE, MEMORY, TAG, GLOBAL, EXPORT, START, ELEMENT, DATA_COUNT, CODE, DATA)
+MAX_CUSTOMS: Final = 10_000
+"""Most custom sections: a module of 20 MB could have six million, and each pass over them would take seconds."""
+
 _RANKS: Final = {section: rank for rank, section in enumerate(ORDER)}
 
 
@@ -25,11 +28,12 @@ def read_sections(wasm: bytes) -> Iterator[tuple[int, int, Cursor]]:
 
     Raises:
         InvalidWasm: this is no module, or a section is cut off, unknown or out of order.
+        ModuleTooLarge: it has more than `MAX_CUSTOMS` custom sections.
     """
     if wasm[:8] != HEADER:
         raise InvalidWasm(_describe_header(wasm))
     cursor = Cursor(wasm, len(HEADER), len(wasm))
-    last_rank = -1
+    last_rank, customs = -1, 0
     while not cursor.done():
         start = cursor.offset
         section = cursor.byte()
@@ -42,6 +46,8 @@ def read_sections(wasm: bytes) -> Iterator[tuple[int, int, Cursor]]:
             if rank <= last_rank:
                 raise cursor.fail("malformed section id" if rank < 0 else "unexpected section", start)
             last_rank = rank
+        elif (customs := customs + 1) > MAX_CUSTOMS:
+            raise ModuleTooLarge(f"the module has more than {MAX_CUSTOMS} custom sections (at byte {start})")
         cursor.offset = contents + size
         yield section, start, Cursor(wasm, contents, cursor.offset)
 

@@ -37,7 +37,7 @@ def program(tmp_path, monkeypatch):
     def put(text):
         path = tmp_path / "program.py"
         start = f"import os, sys, runpy\nreal = runpy.run_path({compiler_process.__file__!r})\n"
-        start += "confine = lambda: real['_confine'](*map(int, sys.argv[2:5]))\n"
+        start += "confine = lambda: real['confine'](*map(int, sys.argv[2:5]))\n"
         path.write_text(start + textwrap.dedent(text))
         monkeypatch.setattr(compiler_process, "__file__", str(path))
 
@@ -201,7 +201,7 @@ def test_a_stopped_compiler_ends_at_once_with_its_children(program):
 def test_the_compiler_process_has_a_low_priority(program):
     program(
         """
-        real["_step_back"]()
+        real["step_back"]()
         group = open("/proc/self/autogroup").read() if os.path.exists("/proc/self/autogroup") else "10"
         sys.stdout.buffer.write(f"+{os.getpriority(os.PRIO_PROCESS, 0)} {group.split()[-1]}".encode())
         """

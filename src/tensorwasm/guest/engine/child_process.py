@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Final
@@ -83,6 +84,7 @@ def run(
 
     Raises:
         CapacityExhausted: the system starts no process.
+        CancelledError: it was stopped.
     """
     child, response, ending = _start(command, variables), Response(), threading.Lock()
 
@@ -101,6 +103,8 @@ def run(
             stop.forget()
         with ending:
             response.status = _end(child)
+    if stop is not None and stop.stopped:
+        raise CancelledError
     return response
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -51,10 +52,15 @@ class CompileCapacity:
     Cranelift takes about forty bytes for each byte of a module, and hundreds for a byte of one long function. So each
     compilation holds the most that it may use. Of those whose turn it is, that of the tenant which holds the least
     memory gets it first, and then they come in order of arrival, so a large one is not delayed for ever.
+
+    Attributes:
+        whole_bytes: the memory.
+        crowding: compilations that may share a processor: so much longer may each of them take by the clock.
     """
 
     def __init__(self, whole_bytes: int, slots: int) -> None:
         self.whole_bytes = whole_bytes
+        self.crowding = math.ceil(slots / processors())
         self.gate = BlockingGate(slots)
         self._free_bytes = whole_bytes
         self._held: Counter[str] = Counter()

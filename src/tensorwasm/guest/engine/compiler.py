@@ -11,11 +11,9 @@ process returns, and that code runs here. A sandbox's isolation rests on a corre
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,8 +123,6 @@ class Compiler:
         """Compile within a limit of memory, again if the process was killed by something else."""
         for _ in range(_TRIES):
             response = self._run(wasm, settings, memory_bytes, stop)
-            if stop is not None and stop.stopped:
-                raise CancelledError
             if not response.killed:
                 return response
         raise CapacityExhausted("the compiler was killed from outside, for want of memory as it seems")
@@ -139,16 +135,11 @@ class Compiler:
         # An arena takes 64 MiB of address space, which is what is limited.
         variables = {"RAYON_NUM_THREADS": str(_threads()), "MALLOC_ARENA_MAX": str(_threads())}
         command = [sys.executable, "-I", "-S", compiler_process.__file__, *arguments]
-        return child_process.run(command, variables, wasm, self._limits.wall_s * _crowding(), stop)
+        return child_process.run(command, variables, wasm, self._limits.wall_s * self.capacity.crowding, stop)
 
 
 def _threads() -> int:
     return min(processors(), MAX_THREADS)
-
-
-def _crowding() -> int:
-    """Return how many compilations may share a processor: so much longer may each of them take by the clock."""
-    return math.ceil(slot_count(processors()) / processors())
 
 
 def _wants_memory(response: Response) -> bool:

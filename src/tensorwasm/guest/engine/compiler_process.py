@@ -64,8 +64,8 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object, prototype: tuple[
 def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
     """Compile one module."""
     path, parent, memory_bytes, cpu_s, *settings = arguments
-    _confine(int(parent), int(memory_bytes), int(cpu_s))
-    _step_back()
+    confine(int(parent), int(memory_bytes), int(cpu_s))
+    step_back()
     library = ctypes.CDLL(path)
     engine = _call(library, "wasm_engine_new_with_config", _configure(library, settings))
     wasm = source.read()
@@ -79,7 +79,8 @@ def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
     sink.flush()
 
 
-def _confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
+def confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
+    """Limit what this process may use, and let it end with the thread that started it, whose process is ``parent``."""
     import resource  # noqa: PLC0415 - so that this can be imported where there is no such module
 
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CPU: cpu_s}
@@ -93,7 +94,7 @@ def _confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
             os._exit(1)  # it had gone before the signal was asked for
 
 
-def _step_back() -> None:
+def step_back() -> None:
     """Lower the priority, and that of the scheduler's group: a session can be one, and then only its value counts."""
     os.nice(NICE)
     if not _set_group():

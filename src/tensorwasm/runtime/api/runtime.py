@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensorwasm.artifacts.keys import KeyRing
     from tensorwasm.artifacts.sealed.writer import SealedInfo
     from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
     from tensorwasm.runtime.snapshots.archive import FileOptions, SnapshotCache
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
@@ -349,6 +350,10 @@ class Runtime:
         linker = linker_of(form, engine)  # its first compiled host functions take 0.5 s, or 10 s if never compiled here
         return linker.prepare(module) if linker is not None else None
 
+    def instrument(self, wasm: bytes, tenant: str = DEFAULT_TENANT) -> InstrumentedModule:
+        """Return the forms of a module whose instances are saved. Blocks."""
+        return self._deployer.instrument(wasm, tenant)
+
     def close(self) -> None:
         """End submitted calls and release the device. Idempotent; calls that block must have ended.
 
@@ -392,6 +397,9 @@ class _Deployment:
 
     def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
         return self.runtime.prepare(wasm, module, form, self.tenant)
+
+    def instrument(self, wasm: bytes) -> InstrumentedModule:
+        return self.runtime.instrument(wasm, self.tenant)
 
 
 def check_limits(limits: Limits) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tensorwasm import settings
 from tensorwasm.artifacts.hashing import blake3
@@ -35,9 +35,12 @@ from tensorwasm.guest.engine.module import CompiledModule, check_declared, compi
 from tensorwasm.guest.engine.traps import SourceLines
 from tensorwasm.runtime.deploy.code_files import CodeFile, CodeFolder, UnfitFile
 from tensorwasm.runtime.deploy.lru_cache import LruCache
+from tensorwasm.runtime.deploy.module_reader import ModuleReader
 from tensorwasm.values import MIB, Limits
-from tensorwasm.wasm import preamble
 from tensorwasm.wasm.preamble import Preamble
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.saved.instrumented import InstrumentedModule
 
 KEPT_MODULES: Final = 1024
 KEPT_CODE_BYTES: Final = 512 * MIB
@@ -97,6 +100,7 @@ class Deployer:
 
     Attributes:
         weigh: returns a tenant's share of the compiler relative to others'; called on any thread.
+        reader: decodes modules.
     """
 
     def __init__(self, config: settings.Settings) -> None:
@@ -107,6 +111,7 @@ class Deployer:
                 config.compile_timeout_s, config.compile_memory_mib * MIB, None if room is None else room * MIB
             )
         )
+        self.reader = ModuleReader(self._compiler)
         self._cap_bytes = config.code_cache_mib * MIB
         self._lock = threading.Lock()
         self._kept: LruCache[CompiledModule] = LruCache(KEPT_MODULES, KEPT_CODE_BYTES)
@@ -152,11 +157,18 @@ class Deployer:
             check_declared(found.preamble, limits)
             check(found.preamble)
             return found
-        declared = preamble.scan(wasm)
+        share, work = Share(tenant, self.weigh(tenant)), work or StopHook()
+        try:
+            declared = self.reader.scan(wasm, share, work)
+        finally:
+            work.forget()
         check_declared(declared, limits)
         check(declared)
-        share = Share(tenant, self.weigh(tenant))
-        return self._make_once(key, _Source(wasm, declared, digest.hex(), share), work or StopHook())
+        return self._make_once(key, _Source(wasm, declared, digest.hex(), share), work)
+
+    def instrument(self, wasm: bytes, tenant: str) -> InstrumentedModule:
+        """Return the forms of a tenant's module whose instances are saved. Blocks; raises as `ModuleReader` does."""
+        return self.reader.instrument(wasm, Share(tenant, self.weigh(tenant)))
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""
@@ -251,9 +263,7 @@ class Deployer:
             name_digits = source.digest[:_HASH_DIGITS]
             code = self._compiler.compile(source.wasm, settings_of(engine.config), name_digits, work, source.share)
         except InvalidWasm as refused:
-            from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - tables that few need
-
-            raise find_proposal(source.wasm) or refused from None
+            raise self.reader.explain(source.wasm, source.share, work) or refused from None
         if self._write(name, code):
             found = self._read(engine, name, source)
         if found is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -69,6 +70,9 @@ class Host(Protocol):
     def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
         """Compile and link a module for a form, None where there are no compiled host functions."""
 
+    def instrument(self, wasm: bytes) -> InstrumentedModule:
+        """Return the forms of a module whose instances can be saved, or raise `NotCapturable`."""
+
 
 class DeployedModule:
     """A compiled module and its limits. Thread-safe."""
@@ -87,6 +91,8 @@ class DeployedModule:
         self.initialiser: str | None = None
         self._wasm = wasm
         self._forms = {Form(): prepared}
+        self._instrumented: InstrumentedModule | None = None
+        self._instrumenting = threading.Lock()  # of its own: `cached_property` has one for all modules
 
     @functools.cached_property
     def brief(self) -> bool:
@@ -114,12 +120,13 @@ class DeployedModule:
         """BLAKE3 of the module as it came, 32 bytes: binds snapshots of its instances to it."""
         return blake3(self._wasm)
 
-    @functools.cached_property
+    @property
     def instrumented(self) -> InstrumentedModule:
         """The forms of the module whose instances can be saved, made on first use, or `NotCapturable`."""
-        from tensorwasm.guest.saved.instrumented import instrument  # noqa: PLC0415 - the whole codec, rarely needed
-
-        return instrument(self._wasm)
+        with self._instrumenting:
+            if self._instrumented is None:
+                self._instrumented = self.host.instrument(self._wasm)
+            return self._instrumented
 
     def initialisers(self, export: str | None) -> tuple[str, ...]:
         """Return what a fresh sandbox calls, in order, before an export; None for any export.

@@ -92,7 +92,7 @@ class Loader:
         runtime: outlives it.
         policy: returns a tenant's policy, which has its share of the threads.
         prepare: gets ready what the first call of a function with a device needs; None for nothing.
-        threads: None takes twice as many as modules may be compiled at a time, so that the others load what is compiled.
+        threads: None takes twice as many as modules are compiled at a time: the others load what is.
         items: most functions cached.
         size_bytes: most bytes of modules cached.
     """
