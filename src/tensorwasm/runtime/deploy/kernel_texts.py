@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from tensorwasm.errors import InvalidWasm, ModuleTooLarge
+from tensorwasm.gc_pause import gc_paused
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.wasm.definitions import DATA, DataSegment
 from tensorwasm.wasm.sections import DATA as DATA_SECTION
@@ -53,7 +54,7 @@ def find_kernels(module: bytes) -> list[tuple[bytes, str]]:
 
 
 def _segments(module: bytes) -> tuple[DataSegment, ...]:
-    with suppress(InvalidWasm, ModuleTooLarge):  # or what this reader does not know
+    with suppress(InvalidWasm, ModuleTooLarge), gc_paused():  # or what this reader does not know
         for section, _, contents in read_sections(module):
             if section == DATA_SECTION:
                 return tuple(DATA.read(contents))

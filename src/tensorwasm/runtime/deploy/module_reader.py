@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorwasm import errors
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, TensorWasmError
+from tensorwasm.gc_pause import gc_paused
 from tensorwasm.guest.engine import child_process
 from tensorwasm.guest.engine.compile_capacity import Share
 from tensorwasm.guest.engine.compiler import Compiler
@@ -101,7 +102,8 @@ class ModuleReader:
         outcome = bytes(response.answer[:1])
         if not response.whole or outcome not in {reader_process.VALUE, reader_process.REFUSED}:
             raise CompileFailed(f"reading the module failed: the process {child_process.describe(response.status)}")
-        value = PieceReader(memoryview(response.answer)[1:]).read()
+        with gc_paused():  # a collection visits a hundred thousand declarations, and holds all threads meanwhile
+            value = PieceReader(memoryview(response.answer)[1:]).read()
         if outcome == reader_process.REFUSED:
             kind, message = value
             raise getattr(errors, kind)(message)
