@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from servers import running_server
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the process table of Linux")
 
 SOON_S = 60.0
+TINY = b"\0asm\x01\0\0\0"
 
 
 def endless():
@@ -89,11 +90,11 @@ def server(tmp_path_factory):
         yield running
 
 
-def begin_deploy(server, module):
+def begin_deploy(server, module, tenant=1):
     """Send a deploy on a connection of its own, and return that."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = f"POST /functions?name=endless HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {server.token}\r\n"
-    head += f"content-type: application/wasm\r\ncontent-length: {len(module)}\r\n\r\n"
+    head += f"x-tensorwasm-tenant: {tenant}\r\ncontent-type: application/wasm\r\ncontent-length: {len(module)}\r\n\r\n"
     connection.sendall(head.encode() + module)
     return connection
 
@@ -119,6 +120,32 @@ def test_a_deploy_goes_on_while_another_client_waits_for_the_same(server):
         ready, _, _ = select.select([compiler], [], [], 0.3)  # the module is compiled for two seconds, no longer
         assert not ready
     assert has_ended(compiler)
+
+
+def test_a_tenants_queue_of_modules_does_not_delay_the_module_of_another(server):
+    # A custom section makes each another module.
+    flood = [begin_deploy(server, endless() + b"\x00\x03\x01n" + bytes([number])) for number in range(8)]
+    with ExitStack() as stack:
+        for connection in flood:
+            stack.enter_context(connection)
+        first_compiler(server.child())
+        with server.client() as client:
+            while 'in_flight{method="POST",route="/functions"} 8.0' not in client.get("/metrics").text:
+                pass
+        with begin_deploy(server, TINY, tenant=2) as other:
+            assert other.recv(100).startswith(b"HTTP/1.1 200")
+        answered = select.select(flood, [], [], 0)[0]
+        assert len(answered) <= len(flood) // 2
+    until_no_compiler(server.child())
+
+
+def until_no_compiler(pid):
+    """Wait until nothing is compiled any more, which its clients have left."""
+    until = time.monotonic() + SOON_S
+    while found := compilers(pid):
+        assert time.monotonic() < until
+        for handle in found.values():
+            assert has_ended(handle)
 
 
 def test_a_module_that_cannot_be_linked_is_not_compiled(server):

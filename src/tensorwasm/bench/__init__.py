@@ -19,6 +19,7 @@ from tensorwasm.bench.figures import Report
 from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.service.http import measure_http
 from tensorwasm.bench.service.neighbours import measure_neighbours
+from tensorwasm.bench.service.pauses import measure_pauses
 from tensorwasm.bench.service.soak import measure_soak
 from tensorwasm.bench.startup import measure_deploy, measure_start
 
@@ -30,6 +31,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "job": measure_job,
     "memory": measure_memory,
     "neighbours": measure_neighbours,
+    "pauses": measure_pauses,
     "quota": measure_quota,
     "sandbox": measure_sandbox,
     "soak": measure_soak,
@@ -40,4 +42,4 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
 }
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
 
-TIMED: Final = frozenset({"http", "neighbours", "sandbox"})
+TIMED: Final = frozenset({"http", "neighbours", "pauses", "sandbox"})

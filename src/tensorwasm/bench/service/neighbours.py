@@ -21,14 +21,20 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, p99, sampled, summarise
-from tensorwasm.bench.harness import first_child, make_module, resident_bytes, scratch_folder
-from tensorwasm.bench.service.serving import AsyncConnection, ServiceClient, ask_steadily, connect, serving
+from tensorwasm.bench.harness import first_child, make_module, read_example, resident_bytes, scratch_folder
+from tensorwasm.bench.service.serving import AsyncConnection, ServiceClient, ask_steadily, connect, render, serving
 from tensorwasm.errors import InternalError
 from tensorwasm.values import MIB
 from tensorwasm.wasm.binary import sized
 
 SUBJECT: Final = 1
 """The tenant whose calls are measured; every load has a tenant of its own."""
+
+SETTINGS: Final = {
+    "TENSOR_WASM_DEVICE": "emulator",
+    "TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000,requests=256,instances=256,streams=64",
+}
+"""Rates are not what is measured."""
 
 _PERIOD_S: Final = 0.02
 _PAUSE_S: Final = 0.05
@@ -65,7 +71,7 @@ class TenantLoad:
     Attributes:
         name: of it.
         clients: connections that repeat ``step`` at a time.
-        guest: the guest it deploys.
+        guest: the guest it deploys, or the example of that name, with the grant ``cuda``.
         step: a client's requests.
         sessions: how many it opens first.
         expected: statuses of success.
@@ -81,6 +87,7 @@ class TenantLoad:
     expected: frozenset[int] = frozenset({200})
     ratio: float = 3.0
     value_ms: float | None = 15.0
+    cuda: bool = False
 
     def tally(self, answers: Counter[int]) -> tuple[int, int, int]:
         """Return how many answers were a success, refused for lack of room, and neither."""
@@ -90,7 +97,11 @@ class TenantLoad:
 
 def prepare(load: TenantLoad, client: ServiceClient) -> LoadContext:
     """Deploy what a load calls, and open its sessions, with its tenant's client."""
-    context = LoadContext(client.headers, client.deploy(load.guest), [])
+    if load.cuda:
+        function = client.deploy(load.guest, read_example(f"{load.guest}/{load.guest}.wasm"), grants=["cuda"])
+    else:
+        function = client.deploy(load.guest)
+    context = LoadContext(client.headers, function, [])
     wanted = json.dumps({"function": context.function}).encode()
     while len(context.sessions) < load.sessions:
         status, body = client.send("POST", "/sessions", wanted)
@@ -103,13 +114,28 @@ def prepare(load: TenantLoad, client: ServiceClient) -> LoadContext:
     return context
 
 
-def _call(export: str, *args: int) -> Step:
+def _call(export: str | None, *args: int) -> Step:
     body = {"export": export, "args": args, "deadline_ms": 60_000}
 
     async def step(connection: AsyncConnection, context: LoadContext, _turn: int) -> tuple[int, ...]:
         return ((await connection.ask("POST", f"/functions/{context.function}/invoke", context.headers, body))[0],)
 
     return step
+
+
+async def _stream(connection: AsyncConnection, context: LoadContext, _turn: int) -> tuple[int, ...]:
+    """Read a stream to its end, on a connection of its own; its guest runs for 3 ms."""
+    reader, writer = await asyncio.open_connection(*connection.address)
+    headers = {**context.headers, "accept": "application/octet-stream", "connection": "close"}
+    body = {"export": "stamp", "args": [3000]}
+    try:
+        writer.write(render("POST", f"/functions/{context.function}/invoke-stream", headers, body))
+        head = await reader.read(12)
+        while await reader.read(65536):
+            continue
+    finally:
+        writer.transport.abort()
+    return (int(head[9:12] or 0),)
 
 
 async def _save(connection: AsyncConnection, context: LoadContext, turn: int) -> tuple[int, ...]:
@@ -160,18 +186,20 @@ LOADS: Final[tuple[TenantLoad, ...]] = (
     TenantLoad(
         "twenty compiles of 5 to 20 MB", 20, "add", _compile(), expected=frozenset({200, 204}), ratio=2.0, value_ms=None
     ),
+    TenantLoad("four streams", 4, "stream", _stream),
+    TenantLoad("calls with a GPU", 2, "vector_add", _call(None), cuda=True),
 )
 """All of them, with the bars that a neighbour's latency has beside each."""
 
 
 def measure_neighbours(_choice: str = "auto", *, seconds: float = 60.0, loads: Sequence[TenantLoad] = LOADS) -> Report:
-    """Measure a service that this starts; no device takes part. Needs Linux.
+    """Measure a service that this starts; the GPU is an emulated one. Needs Linux.
 
     The call is measured for so many seconds beside each load, and before each alone for a share of them.
     """
     alone: list[float] = []
     beside: list[tuple[TenantLoad, list[float], Answers, int]] = []
-    with scratch_folder() as folder, serving(folder) as service:
+    with scratch_folder() as folder, serving(folder, SETTINGS) as service:
         with service.client(SUBJECT) as client:
             add = client.deploy("add")
         for number, load in enumerate(loads, SUBJECT + 1):

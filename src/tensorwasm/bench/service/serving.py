@@ -177,6 +177,12 @@ class AsyncConnection(asyncio.Protocol):
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self.closed = False
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the service."""
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return host, port
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
