@@ -32,6 +32,7 @@ from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
 from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, request_ids
+from tensorwasm.server.http.long_json import LONG_BYTES, decode_long
 from tensorwasm.server.http.replies import inflate, is_gzip
 from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
 from tensorwasm.server.http.schemas import Timed
@@ -246,7 +247,8 @@ class Pipeline:
         A route that runs guests takes no slot: its guests have turns at gates of their own.
         """
         plan = exchange.plan
-        decoded = self._decoders[id(route)](body, plan.content_type)
+        decode, kind = self._decoders[id(route)], plan.content_type
+        decoded = decode(body, kind) if len(body) <= LONG_BYTES else await decode_long(decode, body, kind)
         limit_ms = plan.deadline_ms
         limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
         exchange.call = call = HttpRequest(

@@ -1,12 +1,13 @@
 """JSON of requests: which counts, how much, and what a route does not take."""
 
 import asyncio
+import base64
 import contextlib
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorwasm.errors import BodyTooLarge, InvalidBase64, InvalidJson, UnknownField, UnsupportedMediaType
@@ -195,3 +196,16 @@ def test_base64_of_any_length_is_decoded(monkeypatch):
     assert asyncio.run(decode_base64("YQ==")) == b"a"
     monkeypatch.setattr(decoding, "INLINE_BYTES", 1)
     assert asyncio.run(decode_base64("YQ==")) == b"a"
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.integers(1, 9))
+def test_base64_decoded_in_pieces_is_whole(data, quads):
+    text = base64.b64encode(data).decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "_PIECE_BYTES", 4 * quads)
+        for given_as in (text, memoryview(text.encode())):
+            assert asyncio.run(decode_base64(given_as)) == data
+        for wrong in (text + "YQ==YQ==", "YQ==" + (text or "YQ=="), text + "*"):
+            with pytest.raises(InvalidBase64):
+                asyncio.run(decode_base64(wrong))
