@@ -44,7 +44,7 @@ _LOOKS: Final = 2  # flows checked for each new one: more than are added, so tha
 _SLACK: Final = 64  # outdated entries that the heap may have, besides as many as there are valid ones
 
 
-class Slot(Protocol):
+class SlotFuture(Protocol):
     """What a waiting request gets its slot by: a future of asyncio or of a thread."""
 
     def done(self) -> bool:
@@ -75,7 +75,7 @@ class _Flow:
     finish: float
     held: int = 0
     weight: float = 1.0
-    waiting: OrderedDict[Slot, tuple[float, float]] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[SlotFuture, tuple[float, float]] = field(default_factory=OrderedDict)
     entry: int = 0
 
 
@@ -211,7 +211,7 @@ class FairGate:
             if timer is not None:
                 timer.cancel()
 
-    def enqueue(self, slot: Slot, tenant: Tenant, weight: float = 1.0, cost: float = 1.0) -> None:
+    def enqueue(self, slot: SlotFuture, tenant: Tenant, weight: float = 1.0, cost: float = 1.0) -> None:
         """Queue a request, whose slot gets a result when its turn has begun; `try_enter` has returned False.
 
         Raises:
@@ -230,7 +230,7 @@ class FairGate:
             self._tenants += 1
             self._push(flow)
 
-    def withdraw(self, slot: Slot, tenant: Tenant, cost: float = 1.0) -> None:
+    def withdraw(self, slot: SlotFuture, tenant: Tenant, cost: float = 1.0) -> None:
         """Take back a queued request that waits no more: pass its slot on at no cost if it has just got it."""
         if slot.done() and not slot.cancelled() and slot.exception() is None:
             self.leave(tenant, 0.0, cost)
@@ -243,7 +243,7 @@ class FairGate:
             slot.set_exception(InvokeTimeout("the deadline passed while the request waited for its turn"))
             self._forget(self._flows[tenant], slot)
 
-    def _forget(self, flow: _Flow, slot: Slot) -> None:
+    def _forget(self, flow: _Flow, slot: SlotFuture) -> None:
         """Remove a waiter that got no slot, if it is still queued."""
         if flow.waiting.pop(slot, None) is None:
             return

@@ -139,7 +139,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, quota, sandbox, "
+            help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, pauses, quota, sandbox, "
             "shares, soak, start, tenants or waiting."
         ),
     ],
@@ -151,7 +151,7 @@ def bench(
         float | None,
         typer.Option(
             help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http: of each "
-            "run of wrk, instead of 5; for neighbours: beside each load, instead of 60."
+            "run of wrk, instead of 5; for neighbours: beside each load, for pauses: beside all, instead of 60."
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,

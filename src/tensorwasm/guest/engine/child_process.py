@@ -43,7 +43,7 @@ _WANTS_MEMORY: Final = (
 
 
 @dataclass(slots=True)
-class Response:
+class ChildResponse:
     """What a child wrote before it ended, late or not; ``killed`` means by another process than this."""
 
     answer: bytearray = field(default_factory=bytearray)
@@ -79,14 +79,14 @@ def run(
     question: bytes,
     wall_s: float,
     stop: Cancellation | None = None,
-) -> Response:
+) -> ChildResponse:
     """Run a program and return its response. Blocks, without the GIL; ``stop`` kills it.
 
     Raises:
         CapacityExhausted: the system starts no process.
         CancelledError: it was stopped.
     """
-    child, response, ending = _start(command, variables), Response(), threading.Lock()
+    child, response, ending = _start(command, variables), ChildResponse(), threading.Lock()
 
     def kill() -> None:
         with ending:  # once it is reaped, its number may be another's
@@ -134,7 +134,7 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.P
         raise CapacityExhausted(f"no process for the compiler: {error.strerror}") from None
 
 
-def _converse(child: subprocess.Popen[bytes], question: bytes, response: Response, ends_at_s: float) -> None:
+def _converse(child: subprocess.Popen[bytes], question: bytes, response: ChildResponse, ends_at_s: float) -> None:
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None  # noqa: S101, PT018 - they were asked for
     left = memoryview(question)
     with selectors.DefaultSelector() as selector:

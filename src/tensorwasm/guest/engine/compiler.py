@@ -19,7 +19,7 @@ from typing import Final
 
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, InvalidWasm
 from tensorwasm.guest.engine import capi, child_process, compiler_process, traps
-from tensorwasm.guest.engine.child_process import Response
+from tensorwasm.guest.engine.child_process import ChildResponse
 from tensorwasm.guest.engine.compile_capacity import (
     ALONE,
     CompileCapacity,
@@ -103,7 +103,7 @@ class Compiler:
                 response = self._compile_within(wasm, settings, most, stop)
         return self._read_code(response, name, most)
 
-    def _read_code(self, response: Response, name: str, memory_bytes: int) -> memoryview:
+    def _read_code(self, response: ChildResponse, name: str, memory_bytes: int) -> memoryview:
         if response.out_of_time:
             raise CompileTimeout(f"compiling module {name} took more than {self._limits.wall_s:g} s")
         if _wants_memory(response):
@@ -119,7 +119,7 @@ class Compiler:
 
     def _compile_within(
         self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Cancellation | None
-    ) -> Response:
+    ) -> ChildResponse:
         """Compile within a limit of memory, again if the process was killed by something else."""
         for _ in range(_TRIES):
             response = self._run(wasm, settings, memory_bytes, stop)
@@ -127,7 +127,9 @@ class Compiler:
                 return response
         raise CapacityExhausted("the compiler was killed from outside, for want of memory as it seems")
 
-    def _run(self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Cancellation | None) -> Response:
+    def _run(
+        self, wasm: bytes, settings: Mapping[str, int], memory_bytes: int, stop: Cancellation | None
+    ) -> ChildResponse:
         cpu_s = int(self._limits.wall_s * _threads()) + 1
         kinds = {name: capi.FUNCTIONS[f"wasmtime_config_{name}_set"][1][1] for name in settings}
         spelled = [f"{name}:{kinds[name]}={int(value)}" for name, value in settings.items()]
@@ -142,7 +144,7 @@ def _threads() -> int:
     return min(processors(), MAX_THREADS)
 
 
-def _wants_memory(response: Response) -> bool:
+def _wants_memory(response: ChildResponse) -> bool:
     """Return whether a compilation failed for want of memory: wasmtime may say so in a refusal."""
     if response.whole and response.answer.startswith(compiler_process.CODE):
         return False

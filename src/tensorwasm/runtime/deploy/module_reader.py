@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm import errors
 from tensorwasm.errors import CapacityExhausted, CompileFailed, CompileMemory, CompileTimeout, TensorWasmError
@@ -20,6 +20,7 @@ from tensorwasm.guest.engine.compile_capacity import Share
 from tensorwasm.guest.engine.compiler import Compiler
 from tensorwasm.runtime.deploy import reader_process
 from tensorwasm.runtime.deploy.pieces import PieceReader
+from tensorwasm.runtime.deploy.reader_process import Reading
 from tensorwasm.tenancy.blocking_gate import Cancellation
 from tensorwasm.values import MIB
 from tensorwasm.wasm import preamble
@@ -36,8 +37,6 @@ SECONDS: Final = 30.0
 
 MEMORY_BYTES: Final = 1024 * MIB
 """Address space for reading a module."""
-
-Reading = Literal["scan", "proposal", "instrument"]
 
 
 class ModuleReader:

@@ -11,13 +11,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
-
-if TYPE_CHECKING:
-    from tensorwasm.runtime.deploy.module_reader import Reading
+from typing import BinaryIO, Final, Literal
 
 VALUE: Final = b"+"
 REFUSED: Final = b"-"
+
+Reading = Literal["scan", "proposal", "instrument"]
+"""What is read of a module."""
 
 
 def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
@@ -43,7 +43,7 @@ def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
     sink.flush()
 
 
-def _reader(reading: Reading | str) -> Callable[[bytes], object]:
+def _reader(reading: str) -> Callable[[bytes], object]:
     """Return what reads a module; imported before there are limits."""
     if reading == "instrument":
         from tensorwasm.guest.saved.instrumented import instrument  # noqa: PLC0415 - the whole codec, rarely needed
