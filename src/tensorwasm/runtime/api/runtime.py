@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
-from tensorwasm.errors import InternalError, InvalidArgs
+from tensorwasm.errors import InternalError
 from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT, Accounts, check_tenant
 from tensorwasm.guest.engine.engine import Engine, EngineConfig
@@ -21,6 +21,7 @@ from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.linker import LinkedModule
 from tensorwasm.runtime.api.function import Function, read_module
 from tensorwasm.runtime.api.lazy_device import LazyDevice, checked_quota
+from tensorwasm.runtime.api.limits import MAX_MEMORY_BYTES, check_limits
 from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics, StopHook
 from tensorwasm.runtime.deploy.form import Form, engine_of, linker_of, make_linker
 from tensorwasm.runtime.invoke.deployed_module import Host
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
 
-MAX_MEMORY_BYTES: Final = 1 << 32
-"""Most that a linear memory can have."""
-
 Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
@@ -61,6 +59,7 @@ class Runtime:
         gpu_bytes: device memory that the tenant ``default`` may hold, and other tenants without a cap of their own. One
             guest may hold as much of it as the setting TENSOR_WASM_GPU_SESSION says.
         warm: keeps warm sandboxes.
+        deployer: deploys its modules.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Runtime:
         )
         self._engine = _open_engine(self.limits, slots or current.pool_slots)
         self._linker = make_linker(self._engine)
-        self._deployer = Deployer(current)
+        self.deployer = Deployer(current)
         self._fibers: FiberRunner | None = None
         self._closed = False
         self.warm = WarmPool(current.warm_sandboxes)
@@ -159,19 +158,15 @@ class Runtime:
             if check is not None:
                 check(declared)
 
-        compiled = self._deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
+        compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
         function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
         if warm:
             function.warm(warm, tenant=tenant)
         return function
 
-    def weigh_compilations(self, weigh: Callable[[str], float]) -> None:
-        """Set what returns a tenant's share of the compiler relative to others', by default equal; on any thread."""
-        self._deployer.weigh = weigh
-
     def deploys(self) -> DeployStatistics:
         """Return a snapshot of what `load` found compiled, and what it had to compile."""
-        return self._deployer.statistics()
+        return self.deployer.statistics()
 
     @property
     def device(self) -> DeviceInfo:
@@ -346,13 +341,13 @@ class Runtime:
         engine = engine_of(form, self._engine)
         if form.instrumented or engine is not self._engine:
             limits = Limits(memory_bytes=MAX_MEMORY_BYTES, module_bytes=len(wasm))
-            module = self._deployer.deploy(engine, wasm, limits, tenant)
+            module = self.deployer.deploy(engine, wasm, limits, tenant)
         linker = linker_of(form, engine)  # its first compiled host functions take 0.5 s, or 10 s if never compiled here
         return linker.prepare(module) if linker is not None else None
 
     def instrument(self, wasm: bytes, tenant: str = DEFAULT_TENANT) -> InstrumentedModule:
         """Return the forms of a module whose instances are saved. Blocks."""
-        return self._deployer.instrument(wasm, tenant)
+        return self.deployer.instrument(wasm, tenant)
 
     def close(self) -> None:
         """End submitted calls and release the device. Idempotent; calls that block must have ended.
@@ -400,13 +395,3 @@ class _Deployment:
 
     def instrument(self, wasm: bytes) -> InstrumentedModule:
         return self.runtime.instrument(wasm, self.tenant)
-
-
-def check_limits(limits: Limits) -> None:
-    """Require limits to be in range, or raise `InvalidArgs`."""
-    if not 0 < limits.memory_bytes <= MAX_MEMORY_BYTES:
-        raise InvalidArgs(f"memory_bytes is 1 to {MAX_MEMORY_BYTES}, not {limits.memory_bytes}")
-    if not limits.wall_s > 0:
-        raise InvalidArgs(f"wall_s is a positive number of seconds, not {limits.wall_s}")
-    if min(limits.module_bytes, limits.output_bytes, limits.stdin_bytes, limits.table_elements) < 0:
-        raise InvalidArgs("a limit is negative")

@@ -107,7 +107,7 @@ class Loader:
         size_bytes: int = KEPT_BYTES,
     ) -> None:
         threads = threads or 2 * slot_count(processors())
-        runtime.weigh_compilations(lambda tenant: policy(int(tenant)).weight if tenant.isdecimal() else 1.0)
+        runtime.deployer.weigh = lambda tenant: policy(int(tenant)).weight if tenant.isdecimal() else 1.0
         self._runtime = runtime
         self._policy = policy
         self._prepare = prepare
