@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
+from tensorwasm import Runtime
 from tensorwasm.errors import (
     CapacityExhausted,
     CompileFailed,
@@ -185,3 +186,26 @@ def test_values_in_pieces_come_back_whole_and_cut_ones_do_not(value, items, size
         assert PieceReader(memoryview(sink.getvalue())).read() == value
         with pytest.raises(EOFError):
             PieceReader(memoryview(sink.getvalue())[:-1]).read()
+
+
+def test_a_module_that_is_being_instrumented_does_not_delay_another(monkeypatch):
+    """A case of 2026-11-28: `functools.cached_property` has one lock for all instances."""
+    with Runtime("emulator", slots=8) as runtime:
+        module = bytes(wat2wasm('(module (memory 1) (func (export "main")))'))
+        slow, quick = (runtime.load(module + section(0, b"\x01n" + bytes([number]))) for number in range(2))
+        begun, go, real = threading.Event(), threading.Event(), runtime.deployer.instrument
+
+        def instrument_slowly(wasm, tenant):
+            if wasm.endswith(b"\x00"):
+                begun.set()
+                assert go.wait(60)
+            return real(wasm, tenant)
+
+        monkeypatch.setattr(runtime.deployer, "instrument", instrument_slowly)
+        thread = threading.Thread(target=lambda: slow.instrumented)
+        thread.start()
+        assert begun.wait(60)
+        assert quick.instrumented.memory is not None
+        go.set()
+        thread.join()
+        assert slow.instrumented is slow.instrumented

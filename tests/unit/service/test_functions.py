@@ -497,6 +497,11 @@ def test_a_load_does_not_wait_for_another_tenant_s_thousands(runtime):
     asyncio.run(story())
 
 
+def test_compilations_have_the_weights_of_their_tenants(runtime):
+    Loader(runtime, lambda tenant: TenantPolicy(weight=float(tenant)))
+    assert [runtime.deployer.weigh(tenant) for tenant in ("3", "7", "default")] == [3.0, 7.0, 1.0]
+
+
 def test_changes_by_other_servers_are_seen_after_the_ttl(tmp_path, runtime):
     if reason := postgres.missing():
         pytest.skip(reason)
