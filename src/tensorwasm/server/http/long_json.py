@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from tensorwasm.server.exchange import BECOME_TASK
 from tensorwasm.server.http.decoding import JSON, content_type
 from tensorwasm.server.http.long_work import run_slice
 
@@ -41,7 +42,10 @@ class _Text(NamedTuple):
 
 async def decode_long(decode: Callable[[bytes, str | None], Any], body: bytes, kind: str | None) -> Any:
     """Return what a route's decoder makes of a long body, with its long texts as memory views; raise what it raises."""
-    texts = await _find_texts(body) if content_type(kind) == JSON else []
+    if content_type(kind) != JSON:
+        return decode(body, kind)
+    await BECOME_TASK
+    texts = await _find_texts(body)
     if not texts:
         return decode(body, kind)
     parts, at = list[bytes](), 0
