@@ -50,7 +50,9 @@ _TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What compiling one module may use: seconds, and as many of processor time per thread, and address space.
+    """What compiling one module may use: seconds of each thread's processor, and address space.
+
+    By the clock it may take as much longer as compilations share a processor (`CompileCapacity.crowding`).
 
     wasmtime itself takes 0.25 GB of that. ``room_bytes`` is the memory of all compilations of this process together;
     None takes a part of the machine's.
