@@ -83,12 +83,14 @@ async def serve(
         InvalidArgs: a setting makes no sense.
     """
     application = Application(service, ALL, max_body_bytes=max_body_bytes, relay=relay)
-    signals = _stop_on_signals()
+    signals, parent = _stop_on_signals(), os.getppid()
     sys.setswitchinterval(SWITCH_S)
     async with _listening(application, listening, tls, signals.leaving, relayed=relayed) as listener:
         collect_seldom()
         ready()
         await _drain_on_signal(application, listener, signals, service.settings.drain_s, leave_s)
+        if service.fronts is not None and signals.leaving.is_set() and os.getppid() != parent:
+            await service.fronts.wait_left(ORPHAN_S)  # they leave, too, and report to this process
 
 
 async def serve_front(

@@ -88,7 +88,7 @@ class Fronts:
         self._take = take
         self._fronts: set[_Front] = set()
         self._missing = {process.pid: process for pid in alive if (process := _Process.open(pid)) is not None}
-        self._joined = asyncio.Event()
+        self._joined, self._left = asyncio.Event(), asyncio.Event()
         self._links: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._ended = Snapshot()
@@ -115,6 +115,14 @@ class Fronts:
         """Return once every front has read again what has changed, or has ended."""
         await self._wait_for_missing()
         await asyncio.gather(*(self._tell(front, changed) for front in self._fronts))
+
+    async def wait_left(self, limit_s: float) -> None:
+        """Wait until all fronts have ended, at most for a time: they report until then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._fronts:
+                    self._left.clear()
+                    await self._left.wait()
 
     async def settle(self) -> None:
         """Return once everything is known that fronts had reported before."""
@@ -170,6 +178,7 @@ class Fronts:
     def _leave(self, front: _Front) -> None:
         """Forget a front whose link has ended; one whose process goes on is waited for."""
         self._fronts.discard(front)
+        self._left.set()
         self._ended = self._ended + front.metrics.lasting()
         if front.left or front.process.ended:
             front.process.close()
