@@ -44,7 +44,7 @@ SHARED_NAMES: Final[Mapping[str, str]] = {
     "Cursor": "a reader's position: in PTX text, and in a Wasm binary",
     "Function": "a PTX function, and the Python API's",
     "Module": "a PTX module, and a Wasm module",
-    "Place": "of an element in an array of PTX, and of a process among those that serve",
+    "Place": "of a variable in a state space of PTX, and of a process among those that serve",
     "Vector": "a PTX vector operand, and OpenAI's embedding",
 }
 """Top-level classes that share a name, and why: each is the field's own word in packages that no file imports together,

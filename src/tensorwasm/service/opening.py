@@ -8,6 +8,7 @@
         keys/           the key that signs snapshots, unless a setting gives one
         audit.log       unless the audit log is elsewhere
         server          the process that served last, where servers share a database
+        supervisor      the server's supervisor and its reloads (`tensorwasm.server.process.record`)
 """
 
 from __future__ import annotations

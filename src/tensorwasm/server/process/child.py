@@ -4,8 +4,8 @@ The supervisor starts it. It loads the server, reads its options from standard i
 closes those of the inherited descriptors that they do not name. To the pipe it writes a byte when it has loaded, one
 when it serves, and one when it is ready.
 
-Exit codes: 0 stopped by a signal; 2 invalid options or settings; 4 the database is another server's; 1 anything
-else.
+Exit codes: 0 stopped by a signal; 2 invalid options or settings; 4 the database is another server's, or there
+is no such device; 1 anything else.
 
 Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG.
 """

@@ -17,8 +17,8 @@ from typing import Final, Literal, Protocol
 from tensorwasm.server.process.options import ServeOptions
 
 REFUSED: Final = frozenset({2, 4})
-"""Exit codes of a server that another one would share the fate of: invalid options or settings, a database or a device
-that is not there for it."""
+"""Exit codes after which no process is started again: 2 for invalid options or settings, 4 for a database that another
+server has, or a device that is not there."""
 
 MAX_VAIN: Final = 5
 """Processes of a slot in a row that die before they serve, after which the server ends."""
@@ -205,9 +205,6 @@ class Fleet:
             return
         self.stopping = True
         self.drop_spare()
-        for slot in self.slots:
-            if slot.successor is not None:
-                self.drop(slot.successor)
         for member in self._fronts():
             if not member.leaving:
                 self._end(member, signal.SIGTERM, now_s + self._drain_s + END_S)

@@ -17,7 +17,8 @@ STEP_S: Final = 300.0
 """Seconds in which a new process must be ready, compilation of host functions included."""
 
 REST_S: Final = 5.0
-"""Seconds that a front that leaves gives idle connections; see `tensorwasm.server.serving`."""
+"""How long connections of a front that leaves may still send a request: longer than those of a process that another
+one waits for (`tensorwasm.server.serving`), because fewer clients then find their connection closed as they use it."""
 
 OWNER_S: Final = 30.0
 """Seconds that an owner of the database has beyond twice its requests' time, to save what it holds."""
@@ -140,7 +141,7 @@ class Reloader:
         if self._steps is None:
             return
         for slot in self._fleet.slots:
-            if slot.successor is not None and not (slot.current is not None and slot.current.leaving):
+            if slot.successor is not None:
                 self._fleet.drop(slot.successor)
         say(f"error: the reload is given up: {why}; processes that were not replaced go on")
         self._end(why)

@@ -240,6 +240,9 @@ def test_what_owns_the_database_ends_before_its_successor_begins(workers):
     made, role = ready(workers), "alone" if workers == 1 else "primary"
     old = made.serving(role)[0]
     made.reload()
+    for _ in range(10):
+        made.update()
+    assert old.signals == [], "its successor is not loaded yet, and might never be"
     while signal.SIGUSR1 not in old.signals:
         assert old.alive
         for each in made.alive:
