@@ -100,6 +100,7 @@ async def serve_front(
     *,
     max_body_bytes: int | None,
     ready: Callable[[], None],
+    leave_s: float,
     tls: ServerTls | None = None,
 ) -> None:
     """Serve as `serve` does; while the service is opened, the primary gets all requests.
@@ -110,6 +111,7 @@ async def serve_front(
         relay: as for `serve`.
         max_body_bytes: as for `serve`.
         ready: as for `serve`; the service may not be open yet.
+        leave_s: as for `serve`.
         tls: as for `serve`.
     """
     signals = _stop_on_signals()
@@ -127,7 +129,7 @@ async def serve_front(
         application.pipeline.tasks |= first.tasks
         listener.take_over(application.begin, application.body_timeout_s)
         collect_seldom()
-        await _drain_on_signal(application, listener, signals, service.settings.drain_s, LEAVE_S)
+        await _drain_on_signal(application, listener, signals, service.settings.drain_s, leave_s)
 
 
 async def _drain_on_signal(

@@ -30,6 +30,7 @@ from tensorwasm.server.http.long_work import return_large_blocks
 from tensorwasm.server.process.address import check_exposure, is_loopback
 from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import CONTROL, HTTP, Place
+from tensorwasm.server.process.reloading import REST_S
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
 from tensorwasm.server.serving import serve, serve_degraded, serve_front
@@ -142,6 +143,7 @@ async def _run_front(start: _Start, place: Place) -> None:
             max_body_bytes=start.options.max_body_bytes,
             ready=start.notice,
             tls=start.tls,
+            leave_s=REST_S,
         )
     finally:
         opening.cancel()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -12,6 +14,15 @@ from tensorwasm.server.process.address import ListenAddress, listen
 from tensorwasm.server.process.fleet import REFUSED
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.telemetry.metrics import Metrics
+
+
+@dataclass
+class Start:
+    """As much of what a process begins with as opening needs."""
+
+    settings: ServiceSettings
+    notice: Callable[[], None]
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 class Opened:
@@ -31,7 +42,7 @@ def opens(monkeypatch, tmp_path):
     def opens(*outcomes):
         left, told = list(outcomes), []
 
-        async def attempt(_settings, *, metrics):
+        async def attempt(_settings, **_):
             found = left.pop(0) if len(left) > 1 else left[0]
             if isinstance(found, Exception):
                 raise found
@@ -39,7 +50,8 @@ def opens(monkeypatch, tmp_path):
 
         async def story():
             with listen(ListenAddress("127.0.0.1", 0))[1] as listening:
-                return await starting._open(settings, Metrics(), listening, lambda: told.append(True), None)
+                start = Start(settings, lambda: told.append(True))
+                return await starting._open_owner(start, None, listening, None)
 
         monkeypatch.setattr(starting, "open_service", attempt)
         return asyncio.run(story()), bool(told)
