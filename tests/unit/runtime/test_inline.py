@@ -102,7 +102,7 @@ def test_a_module_is_long_only_if_several_calls_in_a_row_were_ended(pure):
         def __init__(self, ends):
             self.ends = ends
 
-        def invoke(self, *_):
+        def invoke_pure(self, *_):
             if self.ends:
                 raise InvokeTimeout("it was ended")
             return "done"

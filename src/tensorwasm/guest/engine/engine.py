@@ -193,7 +193,8 @@ class Engine:
 
     def reserve_slot(self) -> None:
         """Take one slot of the pool; `CapacityExhausted` if there is none, or what `require_ticker` raises."""
-        self.require_ticker()
+        if not self.ticker.running:
+            self.require_ticker()
         try:
             self._slots.pop()
         except IndexError:

@@ -43,7 +43,7 @@ _TAG_BYTES: Final = 16
 _QUICK_BYTES: Final = MIB
 
 
-Reader = Callable[[ctypes.Array[ctypes.c_char], int], Sequence[codec.Number]]
+Reader = Callable[[ctypes.Array[ctypes.c_char], int], tuple[codec.Number, ...]]
 
 
 class CallPlan:
@@ -77,8 +77,8 @@ class CallPlan:
         except struct.error:  # the unsigned way to write a number, or a mistake
             self.pack(frame, offset, *codec.encode(self.params, args))
 
-    def _decode(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> Sequence[codec.Number]:
-        return codec.decode(self.results, self.unpack(frame, offset))
+    def _decode(self, frame: ctypes.Array[ctypes.c_char], offset: int) -> tuple[codec.Number, ...]:
+        return tuple(codec.decode(self.results, self.unpack(frame, offset)))
 
 
 def _integers(kinds: tuple[str, ...], way: str) -> Callable[..., Any] | None:

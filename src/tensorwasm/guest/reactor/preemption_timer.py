@@ -37,7 +37,11 @@ _of_thread: Final = threading.local()
 
 
 class PreemptionTimer:
-    """Advances an engine's epoch once. For one thread; does nothing in a forked child, which runs no guest."""
+    """Advances an engine's epoch once. For one thread; does nothing in a forked child, which runs no guest.
+
+    Attributes:
+        busy: guests follow each other closely, so that `rest` does nothing.
+    """
 
     def __init__(self, engine: int, slice_ns: int) -> None:
         """Make the timer, not set, of the engine at an address, which must never be freed.
@@ -55,7 +59,7 @@ class PreemptionTimer:
         self._never = TimerSpec(0, 0, 0, 0)
         self._slice_ns = slice_ns
         self._asked_ns = self._fires_ns = 0
-        self._busy = False
+        self.busy = False
 
     def __del__(self) -> None:
         library, timer = self._library, getattr(self, "_timer", None)
@@ -64,7 +68,7 @@ class PreemptionTimer:
 
     def set(self, now_ns: int) -> None:
         """Fire between `LEAST_NS` and a slice from now, a time on the monotonic clock."""
-        self._busy = now_ns - self._asked_ns < self._slice_ns
+        self.busy = now_ns - self._asked_ns < self._slice_ns
         self._asked_ns = now_ns
         if self._fires_ns - now_ns < LEAST_NS:
             self._set_time(self._timer, 0, ctypes.byref(self._at), None)
@@ -72,7 +76,7 @@ class PreemptionTimer:
 
     def rest(self) -> None:
         """Note the guest's end: the timer need not fire, unless guests follow each other closely."""
-        if not self._busy:
+        if not self.busy:
             self._set_time(self._timer, 0, ctypes.byref(self._never), None)
             self._fires_ns = 0
 

@@ -89,9 +89,11 @@ class OneShotSandbox:
         "_may_keep",
         "_order",
         "_owner",
+        "_plain",
         "_plan",
         "_referenced",
         "_state",
+        "_stack_bytes",
         "_stdio",
         "_stuck",
         "exit_code",
@@ -135,6 +137,9 @@ class OneShotSandbox:
         self._brief = self._may_keep and self._compiled  # without compiled code only once a guest was seen to be short
         self._guarded = linked.guarded and self._compiled and saved is None  # Python maps the memory of an image
         self._image, self._owner = (saved.image, saved.owner) if saved is not None else (None, "")
+        # Nothing of a call but its arguments differs from the last one.
+        self._plain = self._brief and self._guarded and not linked.needs_layout
+        self._stack_bytes = self._engine.config.stack_bytes
         self._order = self._describe(export, initialiser, saved)
         self._address = ctypes.addressof(self._order)
         self._execute: Callable[[int], int] = execute or _make_executor(self._order, self._address)
@@ -146,38 +151,42 @@ class OneShotSandbox:
         services: Mapping[str, object],
         deadline: Deadline | None,
         drain: Callable[[], bool] | None,
-    ) -> Sequence[codec.Number]:
+    ) -> tuple[codec.Number, ...]:
         """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it."""
-        plan, state, descriptor, engine, image = self._plan, self._state, self._order, self._engine, self._image
+        now_ns = time.monotonic_ns()
+        return self.run(args, services, now_ns, earlier(deadline, now_ns, self._limits.wall_s), drain)
+
+    def run(
+        self,
+        args: Sequence[object],
+        services: Mapping[str, object],
+        now_ns: int,
+        end_ns: int | None,
+        drain: Callable[[], bool] | None,
+    ) -> tuple[codec.Number, ...]:
+        """Do the same, now and until a time of the monotonic clock, None for ever, whatever the limit of time is."""
+        plan, state, engine = self._plan, self._state, self._engine
         if args or plan.params:
             plan.write(self._cells, 0, args)
         self.exit_code = 0
         engine.reserve_slot()
-        started_ns = time.monotonic_ns()
         try:
-            thread, stack_bytes = stack.THREAD, engine.config.stack_bytes
-            if not self._guarded or thread.fiber or thread.bytes < stack_bytes:
-                (stack.require_native if self._guarded else stack.require)(stack_bytes)
-            end_ns = earlier(deadline, started_ns, self._limits.wall_s)
-            if end_ns is not None and started_ns >= end_ns:
+            thread = stack.THREAD
+            if not self._guarded or thread.fiber or thread.bytes < self._stack_bytes:
+                (stack.require_native if self._guarded else stack.require)(self._stack_bytes)
+            if end_ns is not None and now_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
             state.begin(services)
-            state.arm(started_ns, end_ns)
-            descriptor.keeps = brief = self._brief
-            descriptor.ticks = 1 if brief else engine.ticks(end_ns, started_ns)
-            state.keeps = brief and not self._compiled
-            if image is not None:
-                self._supply(image)
+            if self._plain:
+                state.started_ns, state.deadline_ns = now_ns, end_ns
+            else:
+                self._prepare(now_ns, end_ns)
             status = self._execute(self._address) if self._guarded else shielded(state, self._execute, self._address)
             if (status or state.error is not None) and self._raise_failure(status):
                 return ()
         finally:
-            if image is not None:
-                memory_creator.supply(None)
-            if descriptor.store:
-                self._delete(drain, time.monotonic_ns() - started_ns)
-            if not self._compiled:
-                self._brief = self._may_keep and time.monotonic_ns() - started_ns < QUICK_NS
+            if not self._plain or self._order.store:
+                self._clean(drain, now_ns)
             interrupted = state.error
             state.end()
             if not self._stuck:
@@ -185,6 +194,25 @@ class OneShotSandbox:
             if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
                 raise interrupted
         return plan.read(self._cells, 0)
+
+    def _prepare(self, now_ns: int, end_ns: int | None) -> None:
+        """Tell host functions and the descriptor when the call must have ended, and the memory what it begins with."""
+        descriptor, state = self._order, self._state
+        state.arm(now_ns, end_ns)
+        descriptor.keeps = brief = self._brief
+        descriptor.ticks = 1 if brief else self._engine.ticks(end_ns, now_ns)
+        state.keeps = brief and not self._compiled
+        if self._image is not None:
+            self._supply(self._image)
+
+    def _clean(self, drain: Callable[[], bool] | None, began_ns: int) -> None:
+        """Undo what compiled code has not undone at a call's end."""
+        if self._image is not None:
+            memory_creator.supply(None)
+        if self._order.store:
+            self._delete(drain, time.monotonic_ns() - began_ns)
+        if not self._compiled:
+            self._brief = self._may_keep and time.monotonic_ns() - began_ns < QUICK_NS
 
     def cancel(self) -> None:
         """End the running call, or else the next one, from any thread: it raises `GuestTrap` named ``cancelled``."""
@@ -266,6 +294,7 @@ class OneShotSandbox:
         if first is not None:
             descriptor.initialiser, descriptor.initialiser_bytes = ctypes.addressof(first), len(first) - 1
         descriptor.memory = ctypes.addressof(_MEMORY) if linked.needs_layout else 0
+        descriptor.keeps, descriptor.ticks = self._brief, 1
         descriptor.cells, descriptor.cell_count = ctypes.addressof(self._cells), self._plan.cell_count
         descriptor.writes, descriptor.write_count = ctypes.addressof(writes), len(writes)
         return descriptor

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, SLICE_NS, find_timer, run_first_slice
-from tensorwasm.values import Deadline
+from tensorwasm.guest.reactor.preemption_timer import LEAST_NS, SLICE_NS, PreemptionTimer, find_timer, run_first_slice
 
 if TYPE_CHECKING:
+    from tensorwasm.guest.engine.engine import Engine
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.runtime.invoke.invocation import Invocation
@@ -60,6 +60,8 @@ class SliceBudget:
         self._now_ns = now_ns
         self._spent_ns = spent_ns
         self._free_ns = 0
+        self._engine: Engine | None = None  # of the last call in one step, and the thread's timer for it
+        self._alarm: PreemptionTimer | None = None
 
     @property
     def free(self) -> bool:
@@ -82,14 +84,17 @@ class SliceBudget:
         A module of which `LATE_CALLS` are ended, one after the other, is marked as one that runs long. A call that was
         ended because other threads had the processor is made again: what waits elsewhere would wait for those, too.
         """
+        if module.engine is not self._engine:
+            self._engine, self._alarm = module.engine, find_timer(module.engine, LATEST_NS)
+        alarm = self._alarm
         for _ in range(2):
-            alarm, now_ns = find_timer(module.engine, LATEST_NS), self._now_ns()
+            now_ns = self._now_ns()
             if alarm is None or now_ns < self._free_ns:
                 return None
             alarm.set(now_ns)
             before_ns = self._spent_ns()
             try:
-                outcome = plan.invoke(args, b"", None, Deadline(now_ns + ONE_SHOT_NS))
+                outcome = plan.invoke_pure(args, now_ns, now_ns + ONE_SHOT_NS)
             except InvokeTimeout:
                 spent_ns = self._spent_ns() - before_ns
                 if spent_ns >= ONE_SHOT_NS // 2:
@@ -101,7 +106,8 @@ class SliceBudget:
                 module.late = 0
                 return outcome
             finally:
-                alarm.rest()
+                if not alarm.busy:
+                    alarm.rest()
         return None
 
     def _lose(self, lost_ns: int) -> None:
