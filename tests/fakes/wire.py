@@ -109,6 +109,11 @@ class FakeWire:
         self.headers = SentHeaders(headers)
         self.answered.set()
 
+    def answer_written(self, status, lines, body, length):
+        fields = [line.split(": ", 1) for line in lines.decode("ascii").split("\r\n")[:-1]]
+        self.answer(status, [tuple(each) for each in fields], body)
+        assert length == len(body)
+
     def begin_body(self, status, headers, length=None):
         self.status, self.headers = status, SentHeaders(headers)
         self.pieces, self.ended, self.trailers = [], False, ()

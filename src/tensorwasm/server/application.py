@@ -45,7 +45,7 @@ class Application:
 
     def begin(self, wire: WireRequest) -> None:
         """Begin with a request."""
-        self.pipeline.start(Exchange(wire, time.perf_counter_ns()))
+        self.pipeline.begin(wire)
 
     async def drain(self, limit_s: float, *, refusing: bool = True) -> None:
         """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left.

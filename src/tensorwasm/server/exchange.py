@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from tensorwasm.server.connection.request import WireRequest
     from tensorwasm.server.http.bodies import BodyMemory
     from tensorwasm.server.http.head import HeadPlan
-    from tensorwasm.server.http.routing import HttpRequest, Route
+    from tensorwasm.server.http.routing import Route
+    from tensorwasm.service.admission.admission import Admitted
     from tensorwasm.tenancy.principal import Principal
 
 WEBSOCKET: Final = "WS"
@@ -35,16 +36,18 @@ class Exchange:
         route: which it is; None until that is known, and where there is none.
         principal: who asks, once that is known.
         tenant: for whom, once that is known.
-        call: what the handler was given.
+        admitted: the admission of one that need not be admitted again.
+        audit: fields of its record that its handler sets; None before there is a handler.
         limits: headers that say how often it may be asked, once that is known.
         left: whether the client has left.
         error: how it failed; None while it has not.
     """
 
     __slots__ = (
+        "admitted",
+        "audit",
         "began_ns",
         "body",
-        "call",
         "client",
         "error",
         "headers",
@@ -79,7 +82,8 @@ class Exchange:
         self.route: Route | None = None
         self.principal: Principal | None = None
         self.tenant: int | None = None
-        self.call: HttpRequest | None = None
+        self.admitted: Admitted | None = None
+        self.audit: dict[str, str] | None = None
         self.limits: tuple[tuple[str, str], ...] = ()
         self.left = False
         self.error = wire.broken
@@ -91,7 +95,7 @@ class Exchange:
         """
         if self.plan is not None and self.plan.error is not None:
             self.plan.error = self.wire.head.plan = None
-        self.call = self.error = None
+        self.error = None
 
     async def gone(self) -> None:
         """Return when the client has left."""

@@ -34,9 +34,10 @@ from tensorwasm.server.http.decoding import decoder
 from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, request_ids
 from tensorwasm.server.http.long_json import LONG_BYTES, decode_long
 from tensorwasm.server.http.replies import inflate, is_gzip
-from tensorwasm.server.http.routing import HttpRequest, Reply, Route, RouteTable, StreamedReply
+from tensorwasm.server.http.routing import Answer, HttpRequest, Reply, Route, RouteTable
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.relay import Relay
+from tensorwasm.server.repeated import Begun, RepeatedCalls
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import Admitted, RouteClass
@@ -105,15 +106,36 @@ class Pipeline:
         self._unknown = metrics[UNKNOWN]
         self._next_id = request_ids()
         self._decoders = {id(route): decoder(route) for route in self._table.routes}
+        self._repeated = RepeatedCalls(service, self._next_id, self._go_on)
+
+    def begin(self, wire: WireRequest) -> None:
+        """Begin with a request."""
+        began_ns, plan = time.perf_counter_ns(), wire.head.plan
+        repeats = plan is not None and plan.plain and not (wire.long or wire.broken or self.draining)
+        if not repeats or not self._repeated.answer(wire, plan, self._counts[id(plan.route)], began_ns):
+            self.start(Exchange(wire, began_ns))
 
     def start(self, exchange: Exchange) -> None:
         """Run a request until it must wait; the rest is a task. Every request gets a reply."""
-        running = self._run(exchange)
+        self._start(self._run(exchange))
+
+    def _start(self, running: Coroutine[Any, Any, None]) -> None:
         try:
             running.send(None)
         except StopIteration:
             return
         self.spawn(running)
+
+    def _go_on(self, exchange: Exchange, admitted: Admitted, begun: Begun | None) -> None:
+        """Go on with a request that was admitted, and maybe begun."""
+        exchange.admitted = admitted
+        route = exchange.plan.route
+        if begun is None or route is None:
+            self.start(exchange)
+            return
+        exchange.route = route
+        self._counts[id(route)].in_flight += 1
+        self._start(self._run(exchange, self._end_call(exchange, route, admitted, begun)))
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> None:
         """Make a coroutine, which may have begun already, a task of this pipeline."""
@@ -121,12 +143,13 @@ class Pipeline:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: Exchange, begun: Coroutine[Any, Any, Answer] | None = None) -> None:
+        """Process a request, or go on with one, and answer it."""
         plan: HeadPlan = exchange.plan
         if plan is None:
             head = exchange.wire.head
             plan = exchange.plan = head.plan = plan_head(head, self._table, self._origins)
-        exchange.request_id = plan.request_id or self._next_id()
+        exchange.request_id = exchange.request_id or plan.request_id or self._next_id()
         exchange.trace_id = plan.trace_id
         try:
             try:
@@ -134,7 +157,7 @@ class Pipeline:
                     await self._forward(exchange, self._relay, plan.route)
                     exchange.forget()
                     return
-                reply = await self._process(exchange)
+                reply = await (self._process(exchange) if begun is None else begun)
             except GuestTrap as error:
                 await locate_trap(error)
                 raise
@@ -174,7 +197,7 @@ class Pipeline:
             _log.error("request %s: %s: %s", exchange.request_id, error.kind, error.message)
         return refuse(exchange, error, self._origins)
 
-    async def _process(self, exchange: Exchange) -> Reply | StreamedReply | None:
+    async def _process(self, exchange: Exchange) -> Answer | None:
         headers, plan = exchange.headers, exchange.plan
         if plan.error is not None:
             raise plan.error
@@ -194,7 +217,9 @@ class Pipeline:
         packed = plan.content_encoding is not None and is_gzip(plan.content_encoding)
         admitted = None
         if route.scope is not None:
-            admitted = await admit(exchange, route, self._admission, tenant_required=self._settings.require_tenant)
+            admitted = exchange.admitted or await admit(
+                exchange, route, self._admission, tenant_required=self._settings.require_tenant
+            )
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
         if self.draining and route.path not in WHILE_DRAINING:
@@ -239,9 +264,7 @@ class Pipeline:
             raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
         return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
-    async def _serve(
-        self, exchange: Exchange, route: Route, admitted: Admitted | None, body: bytes
-    ) -> Reply | StreamedReply | None:
+    async def _serve(self, exchange: Exchange, route: Route, admitted: Admitted | None, body: bytes) -> Answer | None:
         """Decode the body, take a slot of the route's class, and call the handler.
 
         A route that runs guests takes no slot: its guests have turns at gates of their own.
@@ -251,7 +274,16 @@ class Pipeline:
         decoded = decode(body, kind) if len(body) <= LONG_BYTES else await decode_long(decode, body, kind)
         limit_ms = plan.deadline_ms
         limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
-        exchange.call = call = HttpRequest(
+        if admitted is not None and route.prepare is not None and plan.calls is not None:
+            prepared = route.prepare(plan.params, decoded)
+            if prepared is not None:
+                plan.keep(body, prepared)
+                exchange.audit = {}
+                admitted.require_request()
+                exchange.audit = prepared.audit
+                return await self._end_call(exchange, route, admitted, prepared.begin(self._service, admitted))
+        exchange.audit = {}
+        call = HttpRequest(
             cast("Service", self._service),  # a front relays what needs more than it has
             exchange.principal,
             exchange.tenant or 0,
@@ -266,10 +298,11 @@ class Pipeline:
             exchange.client,
             exchange.gone,
             cast("Admitted", admitted),
+            audit=exchange.audit,
         )
         if admitted is None:
             return await self._handle(exchange, route, call)
-        admitted.quotas.require(admitted.tenant, admitted.policy.quotas, requests=1)
+        admitted.require_request()
         gate = self._admission.gates[route.kind]
         runs_guests = route.guest and exchange.method != WEBSOCKET
         begun = None
@@ -289,16 +322,30 @@ class Pipeline:
             finally:
                 permit.release(None)
 
+    async def _end_call(self, exchange: Exchange, route: Route, admitted: Admitted, begun: Begun) -> Answer:
+        """Return the reply of a prepared call that has begun, or raise its error."""
+        if isinstance(begun, Reply):
+            return begun  # no other request can have run meanwhile, so nothing had to be held
+        if isinstance(begun, BaseException):
+            try:
+                raise begun
+            finally:
+                del begun  # it leads back here by its frames
+        with admitted.hold_request():
+            return await self._wait(exchange, route, begun)
+
     async def _handle(
-        self, exchange: Exchange, route: Route, call: HttpRequest, begun: Awaitable[Reply | StreamedReply] | None = None
-    ) -> Reply | StreamedReply | None:
+        self, exchange: Exchange, route: Route, call: HttpRequest, begun: Awaitable[Answer] | None = None
+    ) -> Answer | None:
         """Return the handler's reply; `begun` is what it returned if it was called already."""
         if exchange.method == WEBSOCKET:
             await self._converse(exchange, route, call)
             return None
-        reply: Reply | Awaitable[Reply | StreamedReply] = route.handle(call) if begun is None else begun
-        if isinstance(reply, Reply):
-            return reply
+        reply: Reply | Awaitable[Answer] = route.handle(call) if begun is None else begun
+        return reply if isinstance(reply, Reply) else await self._wait(exchange, route, reply)
+
+    async def _wait(self, exchange: Exchange, route: Route, reply: Awaitable[Answer]) -> Answer:
+        """Wait for a handler's reply; no longer than its client does."""
         await BECOME_TASK
         task = asyncio.current_task()
         if route.kind not in CANCELLED or task is None:
@@ -334,8 +381,8 @@ class Pipeline:
             self._write_audit(exchange, route, status, seconds)
 
     def _write_audit(self, exchange: Exchange, route: Route, status: int, seconds: float) -> None:
-        principal, call, error = exchange.principal, exchange.call, exchange.error
-        resource = {"tenant_id": exchange.tenant, **({} if call is None else call.audit)}
+        principal, error = exchange.principal, exchange.error
+        resource = {"tenant_id": exchange.tenant, **(exchange.audit or {})}
         self._service.audit.append(
             AuditRecord(
                 time.time_ns() // 1_000_000,

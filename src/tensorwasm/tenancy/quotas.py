@@ -32,6 +32,8 @@ HELD: Final[dict[str, str]] = {
 }
 """Quotas of what is held, with what each counts."""
 
+HELD_NAMES: Final = frozenset(HELD)
+
 BUDGETS: Final[dict[str, str]] = {
     "gpu_us_per_hour": "microseconds of GPU time within an hour",
     "launches_per_hour": "kernel launches within an hour",

@@ -92,8 +92,8 @@ class OneShotSandbox:
         "_plain",
         "_plan",
         "_referenced",
-        "_state",
         "_stack_bytes",
+        "_state",
         "_stdio",
         "_stuck",
         "exit_code",
@@ -176,28 +176,24 @@ class OneShotSandbox:
                 (stack.require_native if self._guarded else stack.require)(self._stack_bytes)
             if end_ns is not None and now_ns >= end_ns:
                 raise InvokeTimeout("the deadline passed before the sandbox was made")
-            state.begin(services)
             if self._plain:
                 state.started_ns, state.deadline_ns = now_ns, end_ns
             else:
-                self._prepare(now_ns, end_ns)
+                self._prepare(services, now_ns, end_ns)
             status = self._execute(self._address) if self._guarded else shielded(state, self._execute, self._address)
             if (status or state.error is not None) and self._raise_failure(status):
                 return ()
         finally:
-            if not self._plain or self._order.store:
+            if not self._plain or self._order.store or state.error is not None:
                 self._clean(drain, now_ns)
-            interrupted = state.error
-            state.end()
-            if not self._stuck:
+            else:
                 engine.release_slot()
-            if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
-                raise interrupted
         return plan.read(self._cells, 0)
 
-    def _prepare(self, now_ns: int, end_ns: int | None) -> None:
+    def _prepare(self, services: Mapping[str, object], now_ns: int, end_ns: int | None) -> None:
         """Tell host functions and the descriptor when the call must have ended, and the memory what it begins with."""
         descriptor, state = self._order, self._state
+        state.begin(services)
         state.arm(now_ns, end_ns)
         descriptor.keeps = brief = self._brief
         descriptor.ticks = 1 if brief else self._engine.ticks(end_ns, now_ns)
@@ -206,13 +202,22 @@ class OneShotSandbox:
             self._supply(self._image)
 
     def _clean(self, drain: Callable[[], bool] | None, began_ns: int) -> None:
-        """Undo what compiled code has not undone at a call's end."""
-        if self._image is not None:
-            memory_creator.supply(None)
-        if self._order.store:
-            self._delete(drain, time.monotonic_ns() - began_ns)
-        if not self._compiled:
-            self._brief = self._may_keep and time.monotonic_ns() - began_ns < QUICK_NS
+        """Undo what compiled code has not undone at a call's end, and forget the call."""
+        state = self._state
+        try:
+            if self._image is not None:
+                memory_creator.supply(None)
+            if self._order.store:
+                self._delete(drain, time.monotonic_ns() - began_ns)
+            if not self._compiled:
+                self._brief = self._may_keep and time.monotonic_ns() - began_ns < QUICK_NS
+        finally:
+            interrupted = state.error
+            state.end()
+            if not self._stuck:
+                self._engine.release_slot()
+        if interrupted is not None:  # a signal's handler raised it while the sandbox was deleted
+            raise interrupted
 
     def cancel(self) -> None:
         """End the running call, or else the next one, from any thread: it raises `GuestTrap` named ``cancelled``."""

@@ -147,7 +147,7 @@ def _call(
             if session is None or not session.await_clearing():
                 raise CapacityExhausted("the GPU is too busy to clear its memory between two guests") from None
             values = sandbox.call(args, services, deadline, pooled.drain)
-        return values, sandbox.exit_code
+        return values, sandbox.exit_code  # noqa: TRY300 - it belongs to the calls above
     except GuestError as error:
         error.stdout, error.stderr, *_ = written(sandbox.wasi)
         raise

@@ -282,7 +282,7 @@ class HttpConnection(GatheringWriter):
         if self._parser.refusal:
             self.keeping = False
             if not self._lingering:
-                self.write(write_head(self._parser.refusal, (), b"content-length: 0\r\nconnection: close\r\n"))
+                self.write(write_head(self._parser.refusal, b"", b"content-length: 0\r\nconnection: close\r\n"))
                 self._linger()
         elif self._parser.ended and self.receive is None and not self._lingering:
             self._linger()

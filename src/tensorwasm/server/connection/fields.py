@@ -111,6 +111,6 @@ def write_fields(fields: Fields) -> bytes:
     return lines.encode("ascii")
 
 
-def write_head(status: int, fields: Fields, own: bytes) -> bytes:
-    """Return the head of an answer, with Date; ``own`` are lines of the connection's own. Raises as `write_fields`."""
-    return b"%b%b%b%b\r\n" % (_STATUS[status], _clock.field(), write_fields(fields), own)
+def write_head(status: int, lines: bytes, own: bytes) -> bytes:
+    """Return the head of an answer, with Date; lines are its fields', and ``own`` the connection's own."""
+    return b"%b%b%b%b\r\n" % (_STATUS[status], _clock.field(), lines, own)

@@ -246,9 +246,12 @@ class WireRequest:
         Raises:
             InternalError: a field cannot be sent; nothing was.
         """
-        size = len(body) if length is None else length
-        counted = b"" if status in _NO_LENGTH else b"content-length: %d\r\n" % size
-        head = write_head(status, fields, counted + self._persistence())
+        self.answer_written(status, write_fields(fields), body, len(body) if length is None else length)
+
+    def answer_written(self, status: int, lines: bytes, body: bytes, length: int) -> None:
+        """Do the same with fields that are written already, as `write_fields` does."""
+        counted = b"" if status in _NO_LENGTH else b"content-length: %d\r\n" % length
+        head = write_head(status, lines, counted + self._persistence())
         self._answered = True
         if self.seen and status < _REFUSED and self.keeps:
             self._connection.known.add(self.seen, self.head)
@@ -277,7 +280,7 @@ class WireRequest:
         framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length
-        head = write_head(status, fields, framing + self._persistence())
+        head = write_head(status, write_fields(fields), framing + self._persistence())
         self._answered = True
         return AnswerWriter(self, self._connection, head, chunked=chunked, mute=mute)
 

@@ -24,7 +24,7 @@ from tensorwasm.errors import HostDenied, InvalidArgs, InvalidRequest, MissingTe
 from tensorwasm.server.connection.request import RequestHead
 from tensorwasm.server.connection.tls import MAX_SUBJECT
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
-from tensorwasm.server.http.routing import Route, RouteTable
+from tensorwasm.server.http.routing import PreparedCall, Route, RouteTable
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.settings.service import ServiceSettings
@@ -62,6 +62,11 @@ _ELEMENT: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
 _SUBJECT: Final = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"')
 
 
+MOST_KEPT: Final = 8
+MAX_KEPT_BYTES: Final = 1 << 10
+"""Prepared calls that are kept for one head, and how long the body of each may be."""
+
+
 @dataclass(slots=True)
 class HeadPlan:
     """What follows from a request's head alone, made once for all requests that share one.
@@ -81,6 +86,8 @@ class HeadPlan:
         credential: what `Authenticator.find` knows the credentials by; empty until they were looked at.
         principal: whose they were when `admitted` was made.
         admitted: the last admission, which stands for as long as the principal and the tenant's rules do.
+        plain: whether replies have no headers but the usual ones, and audit records nothing of the head.
+        calls: prepared calls by their bodies; None if the head says more than a prepared call takes account of.
     """
 
     error: TensorWasmError | None
@@ -97,6 +104,15 @@ class HeadPlan:
     credential: bytes = b""
     principal: Principal | None = None
     admitted: Admitted | None = None
+    plain: bool = False
+    calls: dict[bytes, PreparedCall] | None = None
+
+    def keep(self, body: bytes, call: PreparedCall) -> None:
+        """Keep a prepared call for requests with the same body."""
+        if self.calls is not None and len(body) <= MAX_KEPT_BYTES:
+            if len(self.calls) >= MOST_KEPT:
+                self.calls.clear()
+            self.calls[body] = call
 
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -111,6 +127,9 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
         shown = authorization(fields) if head.websocket else fields.get("authorization")
     except TensorWasmError as refused:
         error = refused
+    deadline_ms, coding = fields.get("x-tensorwasm-deadline-ms"), fields.get("content-encoding")
+    plain = route is not None and "origin" not in fields and not origins.origins and not origins.proxies
+    simple = plain and deadline_ms is None and coding is None
     return HeadPlan(
         error,
         route,
@@ -121,8 +140,10 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
         shown,
         fields.get_all("x-tensorwasm-tenant"),
         fields.get("content-type"),
-        fields.get("content-encoding"),
-        fields.get("x-tensorwasm-deadline-ms"),
+        coding,
+        deadline_ms,
+        plain=plain and head.method != "HEAD" and route is not None and not route.openai,
+        calls={} if simple and route is not None and route.prepare is not None else None,
     )
 
 
@@ -316,6 +337,14 @@ def limit_fields(standings: Sequence[LimitState]) -> tuple[tuple[str, str], ...]
         return ()
     policies = [_policy(name, qps, burst) for name, qps, burst, _ in standings]
     return (("ratelimit-policy", ", ".join(policies)), ("ratelimit", ", ".join([_left(*each) for each in standings])))
+
+
+def limit_lines(standings: Sequence[LimitState]) -> str:
+    """Return the same headers as they are sent."""
+    if len(standings) != 1:
+        return "".join([f"{name}: {value}\r\n" for name, value in limit_fields(standings)])
+    ((name, qps, burst, left),) = standings
+    return f"ratelimit-policy: {_policy(name, qps, burst)}\r\nratelimit: {_left(name, qps, burst, left)}\r\n"
 
 
 def _left(name: str, qps: float, burst: float, left: float) -> str:

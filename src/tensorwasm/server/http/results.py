@@ -35,7 +35,7 @@ ENDING_BYTES: Final = 64 << 10
 async def result_reply(field: str, called: str, outcome: Invocation) -> Reply | StreamedReply:
     """Return the reply to a call as `immediate_reply` does; much output is encoded in pieces."""
     if is_long(outcome):
-        return await chunked_reply(_head(field, called, outcome), outcome)
+        return await chunked_reply(_head(field, called, outcome).encode(), outcome)
     return immediate_reply(field, called, outcome)
 
 
@@ -44,11 +44,12 @@ def immediate_reply(field: str, called: str, outcome: Invocation) -> Reply:
 
     The UUID of what was called is in a field such as ``function_id``.
     """
-    head, more = _head(field, called, outcome), b""
-    if outcome.stdout or outcome.stderr or outcome.chunks:
-        written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
-        more = b"," + encode({name: output_of(each) for name, each in written.items() if each})[1:-1]
-    return Reply(b"%b%b}" % (head, more))
+    head = _head(field, called, outcome)
+    if not (outcome.stdout or outcome.stderr or outcome.chunks):
+        return Reply((head + "}").encode())
+    written = {"stdout": outcome.stdout, "stderr": outcome.stderr, "output": b"".join(outcome.chunks)}
+    more = encode({name: output_of(each) for name, each in written.items() if each})[1:-1]
+    return Reply(b"%b,%b}" % (head.encode(), more))
 
 
 def require_success(outcome: Invocation) -> Invocation:
@@ -60,7 +61,11 @@ def require_success(outcome: Invocation) -> Invocation:
 
 def encode_result(outcome: Invocation) -> bytes:
     """Return the results as JSON, with every digit; ``"ok"`` for an export without results."""
-    return outcome.to_json().encode() if outcome.result_types else b'"ok"'
+    return _results(outcome).encode()
+
+
+def _results(outcome: Invocation) -> str:
+    return outcome.to_json() if outcome.result_types else '"ok"'
 
 
 def output_of(written: bytes) -> Output:
@@ -94,13 +99,13 @@ def failure_fields(error: TensorWasmError) -> dict[str, Any]:
     return found
 
 
-def _head(field: str, called: str, outcome: Invocation) -> bytes:
+def _head(field: str, called: str, outcome: Invocation) -> str:
     """Return a reply's JSON without the guest's output and the closing brace."""
     if outcome.exit_code:
         require_success(outcome)  # raises
-    head = f'{{"{field}":"{called}","result":'.encode() + encode_result(outcome)
+    head = f'{{"{field}":"{called}","result":{_results(outcome)}'
     if outcome.stdout_truncated or outcome.stderr_truncated:
-        head += b"".join(b',"%b_truncated":true' % name.encode() for name in outcome.truncated)
+        head += "".join(f',"{name}_truncated":true' for name in outcome.truncated)
     return head
 
 

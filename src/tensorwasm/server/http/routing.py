@@ -9,10 +9,10 @@ always receives one plain name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -123,6 +123,22 @@ class StreamedReply:
     length: int | None = None
 
 
+Answer = Reply | StreamedReply
+
+
+class PreparedCall(Protocol):
+    """A call as its path and its body describe it, for any number of requests: it holds nothing that may change.
+
+    Attributes:
+        audit: fields of its audit record.
+    """
+
+    audit: dict[str, str]
+
+    def begin(self, service: Service, admitted: Admitted) -> Reply | Coroutine[Any, Any, Answer]:
+        """Begin the call; the reply, or a coroutine of it, as `Route.handle` returns them."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueryParam:
     """One name of a query: its description, and JSON Schema of exactly the values that the handler accepts."""
@@ -141,6 +157,7 @@ class Route:
         handle: returns the `Reply` to an `HttpRequest`, or a coroutine of it or of a `StreamedReply`. A reply at once
             costs the event loop no task and no turn. That of a WebSocket also receives an open
             `tensorwasm.server.streaming.websocket.WebSocket`, and returns when it is done with it.
+        prepare: returns what `PreparedCall` says of a path's parameters and a body, None if only `handle` can serve it.
         group: tag in the OpenAPI document.
         scope: the scope that a token needs; None for an open route.
         kind: whose concurrency limit it counts against.
@@ -177,6 +194,7 @@ class Route:
     query: Mapping[str, QueryParam] = field(default_factory=dict)
     openai: bool = False
     etag: bool = False
+    prepare: Callable[[Mapping[str, str], Any], PreparedCall | None] | None = None
 
 
 class UnknownRoute(NotFound):

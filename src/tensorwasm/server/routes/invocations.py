@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from tensorwasm.errors import (
@@ -21,6 +21,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     StdinTooLarge,
     StoreUnavailable,
+    TensorWasmError,
     TooManyArgs,
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -36,8 +37,10 @@ from tensorwasm.server.streaming.streamed_call import (
     wants_events,
 )
 from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket
+from tensorwasm.service.admission.admission import Admitted
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.values import Deadline
+from tensorwasm.service.opening import Service
+from tensorwasm.values import NEVER, Deadline
 
 CALLED: Final = (
     MissingExport, InvalidArgs, TooManyArgs, InvalidBase64, InvalidRequest, GuestTrap, GuestExit, KernelFault,
@@ -46,31 +49,58 @@ CALLED: Final = (
 """Errors of a call."""
 
 
+class PreparedInvocation:
+    """A `tensorwasm.server.http.routing.PreparedCall` of a function."""
+
+    __slots__ = ("_call", "_reference", "audit")
+
+    def __init__(self, reference: str, call: InvocationRequest) -> None:
+        self._reference, self._call = reference, call
+        self.audit = {"function_id": reference}
+
+    def begin(self, service: Service, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
+        """Call the function; at once if it is loaded and ends at once."""
+        resolved = service.functions.find(admitted.tenant, self._reference)
+        if resolved is None:
+            return self._resolve(service, admitted)
+        outcome = service.invocations.begin(admitted, resolved, self._call)
+        if isinstance(outcome, Invocation):
+            return immediate_reply("function_id", resolved.record.id, outcome)
+        return _finish(resolved.record.id, outcome)
+
+    async def _resolve(self, service: Service, admitted: Admitted) -> Reply | StreamedReply:
+        resolved = await service.invocations.resolve(admitted, self._reference, self._call.deadline)
+        outcome = service.invocations.begin(admitted, resolved, self._call)
+        if isinstance(outcome, Invocation):
+            return immediate_reply("function_id", resolved.record.id, outcome)
+        return await _finish(resolved.record.id, outcome)
+
+
+def prepare_invoke(params: Mapping[str, str], body: Invoke) -> PreparedInvocation | None:
+    """Return the call of a body without a deadline and without base64; None for others, and for an invalid one."""
+    if body.input_b64 is not None or body.stdin_b64 is not None or body.deadline_ms is not None:
+        return None
+    try:
+        return PreparedInvocation(params["id"], call_of(body, NEVER, b"", b""))
+    except TensorWasmError:
+        return None  # which `invoke` raises in its place among other errors
+
+
 def invoke(request: HttpRequest) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
     """Call a function; at once if it is loaded and ends at once."""
     body: Invoke = request.body
     reference = request.audit["function_id"] = request.params["id"]
     if body.input_b64 is not None or body.stdin_b64 is not None:
-        return _invoke_slowly(request, reference)
-    call = call_of(body, request.deadline, b"", b"")
-    resolved = request.service.functions.find(request.tenant, reference)
-    if resolved is None:
-        return _invoke_slowly(request, reference)
-    outcome = request.service.invocations.begin(request.admitted, resolved, call)
-    if isinstance(outcome, Invocation):
-        return immediate_reply("function_id", resolved.record.id, outcome)
-    return _finish(resolved.record.id, outcome)
+        return _decode_and_invoke(request, reference)
+    call = PreparedInvocation(reference, call_of(body, request.deadline, b"", b""))
+    return call.begin(request.service, request.admitted)
 
 
-async def _invoke_slowly(request: HttpRequest, reference: str) -> Reply | StreamedReply:
+async def _decode_and_invoke(request: HttpRequest, reference: str) -> Reply | StreamedReply:
     given = await decode_input(request.body)
-    resolved = await request.service.invocations.resolve(request.admitted, reference, request.deadline)
-    outcome = request.service.invocations.begin(
-        request.admitted, resolved, call_of(request.body, request.deadline, *given)
-    )
-    if isinstance(outcome, Invocation):
-        return immediate_reply("function_id", resolved.record.id, outcome)
-    return await _finish(resolved.record.id, outcome)
+    call = PreparedInvocation(reference, call_of(request.body, request.deadline, *given))
+    begun = call.begin(request.service, request.admitted)
+    return begun if isinstance(begun, Reply) else await begun
 
 
 async def _finish(function_id: str, running: Coroutine[Any, Any, Invocation]) -> Reply | StreamedReply:
@@ -153,6 +183,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "POST", "/functions/{id}/invoke", invoke, "Call a function.", "functions", "invoke", kind="invoke", guest=True,
         everywhere=True, request=Invoke, optional_body=True, response=Invoked, errors=CALLED, action="invoke_function",
+        prepare=prepare_invoke,
     ),
     Route(
         "POST", "/functions/{id}/invoke-stream", invoke_stream,

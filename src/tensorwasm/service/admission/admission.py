@@ -89,6 +89,11 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     quotas: Quotas
     instances: InstanceQueue
 
+    def require_request(self) -> None:
+        """Raise QuotaExceeded if the tenant may have no more concurrent requests."""
+        if "requests" in self.policy.quotas:
+            self.quotas.require(self.tenant, self.policy.quotas, requests=1)
+
     def hold_request(self) -> QuotaHold:
         """Hold one more concurrent request of the tenant; raise QuotaExceeded if it may have no more."""
         return self.quotas.hold(self.tenant, self.policy.quotas, requests=1)

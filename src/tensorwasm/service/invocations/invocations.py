@@ -27,11 +27,18 @@ from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, 
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Resolved
-from tensorwasm.service.invocations.request import InvocationRequest, deadline_of, options_for, worker_request
+from tensorwasm.service.invocations.request import (
+    MAX_ARGS,
+    InvocationRequest,
+    deadline_of,
+    options_for,
+    worker_request,
+)
 from tensorwasm.service.invocations.streaming import CapturedOutput, Channel, GuestStream
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.tenancy.fairness import GateStatistics
+from tensorwasm.tenancy.quotas import HELD_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -116,7 +123,7 @@ class Invocations:
         self, admitted: Admitted, resolved: Resolved, request: InvocationRequest
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Do what `invoke` does as far as possible at once; return the outcome, or a coroutine that must be awaited."""
-        if request.args or request.env or request.deadline.at_ns is not None:
+        if len(request.args) > MAX_ARGS or request.env or request.deadline.at_ns is not None:
             request.check()
         if self._draining:
             raise Draining("the service is shutting down")
@@ -148,13 +155,15 @@ class Invocations:
 
     def _run_inline(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation | None:
         """Run an invocation that ends within its slice, holding nothing; return None if it must run another way."""
-        tenant, limits, memory_bytes = admitted.tenant, admitted.policy.quotas, resolved.limits.memory_bytes
-        try:
-            admitted.quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
-        except QuotaExceeded as short:
-            if admitted.instances.will_be_free(short, tenant, limits, memory_bytes):
-                return None
-            raise
+        limits = admitted.policy.quotas
+        if not HELD_NAMES.isdisjoint(limits):
+            tenant, memory_bytes = admitted.tenant, resolved.limits.memory_bytes
+            try:
+                admitted.quotas.require(tenant, limits, instances=1, memory_bytes=memory_bytes)
+            except QuotaExceeded as short:
+                if admitted.instances.will_be_free(short, tenant, limits, memory_bytes):
+                    return None
+                raise
         began_s = time.perf_counter()
         try:
             outcome = resolved.function.dispatch.begin_pure(request.export, request.args, resolved.tenant)
@@ -232,17 +241,18 @@ class Invocations:
         spent_s: float,
     ) -> None:
         """Count an invocation without a device, and release its permit; without an outcome it failed."""
-        self._count_end()
+        self._ended += 1
+        if self._draining:
+            self._look_for_end()
         if permit is not None:
             permit.release(spent_s * 1e3)
         elif self._cpu.free < self._cpu.slots:  # an idle gate has no shares to account for
             self._cpu.charge(admitted.tenant, admitted.policy.weight, spent_s * 1e3)
-        sent_bytes = 0
-        if outcome is not None:
+        given_bytes, sent_bytes = len(request.input) + len(request.stdin), 0
+        if outcome is not None and (outcome.chunks or outcome.stdout or outcome.stderr):
             self._chunks += len(outcome.chunks)
             sent_bytes = _sent_bytes(outcome)
-        spent_us = int(spent_s * 1e6)
-        self._note(admitted.tenant, 1, int(outcome is None), spent_us, 0, 0, _given_bytes(request), sent_bytes)
+        self._note(admitted.tenant, 1, 1 if outcome is None else 0, int(spent_s * 1e6), 0, 0, given_bytes, sent_bytes)
 
     async def _run_elsewhere(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation:
         """Run an invocation in a worker process, or on a thread, where it may have a warm sandbox."""
@@ -322,13 +332,14 @@ class Invocations:
                 yield turn
             finally:
                 spent_ms = self._settle(admitted.tenant, resolved, request, turn)
-                self._count_end()
+                self._ended += 1
+                self._look_for_end()
         finally:
             permit.release(spent_ms)
 
     def _settle(self, tenant: int, resolved: Resolved, request: InvocationRequest, turn: _Turn) -> float | None:
         """Count an invocation's usage; return its milliseconds, None if its guest did not begin."""
-        outcome, given_bytes = turn.outcome, _given_bytes(request)
+        outcome, given_bytes = turn.outcome, len(request.input) + len(request.stdin)
         if outcome is not None:
             self._chunks += len(outcome.chunks)
             spent_s, sent_bytes = outcome.elapsed_s, _sent_bytes(outcome) + turn.sent_bytes
@@ -350,8 +361,7 @@ class Invocations:
     def _count_chunk(self) -> None:
         self._chunks += 1
 
-    def _count_end(self) -> None:
-        self._ended += 1
+    def _look_for_end(self) -> None:
         if self._draining and self._ended == self._begun:
             self._idle.set()
 
@@ -377,10 +387,6 @@ class Invocations:
         await self.workers.close()
         self._threads.end()
         await asyncio.to_thread(self._threads.close)
-
-
-def _given_bytes(request: InvocationRequest) -> int:
-    return len(request.input) + len(request.stdin)
 
 
 def _sent_bytes(outcome: Invocation) -> int:
