@@ -6,11 +6,8 @@ caller, tenant's rules, rate, quotas, the function. What is not answered at once
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Final
 
 from tensorwasm.errors import RateLimited, TensorWasmError
@@ -51,7 +48,6 @@ class RepeatedCalls:
         self._admission, self._audit = service.admission, service.audit
         self._find = service.admission.authenticator.find
         self._next_id, self._go_on = next_id, go_on
-        self._refused: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
 
     def answer(self, wire: WireRequest, plan: HeadPlan, counts: RouteCounts, began_ns: int) -> bool:
         """Answer a request; return False, having done nothing, if its caller has to be admitted anew."""
@@ -68,19 +64,9 @@ class RepeatedCalls:
         if refusal is not None:
             counts.in_flight += 1
             lines = f"{lines}retry-after: {refusal.retry_after_s}\r\n"
-            answer = partial(wire.answer_written, _TOO_MANY, lines.encode("ascii"), _TOO_MANY_BODY, len(_TOO_MANY_BODY))
-            record = partial(
-                self._record,
-                wire,
-                route,
-                principal,
-                counts,
-                request_id,
-                began_ns,
-                _REFUSED,
-                {"tenant_id": admitted.tenant},
-            )
-            self._refuse_soon(answer, record)
+            wire.answer_written(_TOO_MANY, lines.encode("ascii"), _TOO_MANY_BODY, len(_TOO_MANY_BODY))
+            resource: dict[str, Any] = {"tenant_id": admitted.tenant}
+            self._record(wire, route, principal, counts, request_id, began_ns, _REFUSED, resource)
             return True
         call = plan.calls.get(wire.whole()) if plan.calls else None
         begun, audit = self._begin(call, admitted) if call is not None else (None, {})
@@ -106,22 +92,6 @@ class RepeatedCalls:
             return call.begin(self._service, admitted), audit
         except Exception as error:  # noqa: BLE001 - the pipeline answers it
             return error, audit
-
-    def _refuse_soon(self, answer: Callable[[], object], record: Callable[[], object]) -> None:
-        """Send a refusal and record it, one in each turn of the event loop, behind what others have asked for.
-
-        Who is refused again and again delays others by one refusal in a turn, however many connections it has.
-        """
-        self._refused.append((answer, record))
-        if len(self._refused) == 1:
-            asyncio.get_running_loop().call_soon(self._refuse_next)
-
-    def _refuse_next(self) -> None:
-        if len(self._refused) > 1:  # asked for first: what follows may fail
-            asyncio.get_running_loop().call_soon(self._refuse_next)
-        answer, record = self._refused.popleft()
-        answer()
-        record()
 
     def _record(
         self,

@@ -95,6 +95,7 @@ class HttpConnection(GatheringWriter):
 
     def eof_received(self) -> bool:
         """Take the end of what the client sends; return whether it may still get an answer."""
+        self.flush()
         if self.receive is not None:
             self._listener.closing.begin(self)
             self.receive(b"")
@@ -130,7 +131,8 @@ class HttpConnection(GatheringWriter):
         if found is not None:
             self._begin_known(*found)
             return
-        self._output = []
+        if self._output is None:
+            self._output = []
         try:
             self._feed(data)
             if alone and len(self._requests) == 1:
@@ -155,13 +157,15 @@ class HttpConnection(GatheringWriter):
         """Begin with a request whose head need not be parsed: one with the same bytes was, between two messages too."""
         self._current = request = WireRequest(self, head, body)
         self._listener.heads.end(self)
-        self._output = []
+        if self._output is None:
+            self._output = []
         try:
             self._listener.begin(request)
         finally:
             if self._output:
-                self.release()
-            self._output = None
+                self._listener.gather(self)
+            else:
+                self._output = None
 
     # ------------------------------------------------------------------------------------------ the parser's calls
 
@@ -318,6 +322,7 @@ class HttpConnection(GatheringWriter):
     def make_room(self) -> None:
         """End the connection to free its place for another; what the client has not taken yet is lost."""
         self.keeping = False
+        self.flush()
         self._listener.heads.end(self)
         self._listener.closing.end(self)
         if self._listener.tls is not None or self._transport.get_write_buffer_size():

@@ -31,6 +31,9 @@ STALL_S: Final = 60.0
 LINGER_S: Final = 2.0
 """How long what still comes is dropped behind the last answer, so that its sender can read that."""
 
+MOST_GATHERED: Final = 8
+"""Connections whose answers leave together: the more, the longer each waits for the others."""
+
 MOST_LINGERING: Final = 64
 SWEEP_S: Final = 1.0
 
@@ -113,6 +116,7 @@ class Listener:
         self.keeping = True
         self.known = KnownHeads()
         self._connections: set[HttpConnection] = set()
+        self._gathered: list[HttpConnection] = []
         self.heads = WaitingConnections(HEAD_S, HttpConnection.close)
         self.bodies = WaitingConnections(body_timeout_s, HttpConnection.time_out)
         self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
@@ -220,6 +224,24 @@ class Listener:
             self._last_left.set()
         for each in (self.heads, self.bodies, self.stalled, self.lingering, self.closing):
             each.end(connection)
+
+    def gather(self, connection: HttpConnection) -> None:
+        """Send what a connection has gathered at the end of this turn of the event loop, or behind a few others.
+
+        The first of several answers wakes their client's processor, which costs as much as a short call; those that
+        follow at once find it awake.
+        """
+        gathered = self._gathered
+        gathered.append(connection)
+        if len(gathered) >= MOST_GATHERED:
+            self._release()
+        elif len(gathered) == 1:
+            asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        for connection in gathered:
+            connection.release()
 
     def _make(self) -> HttpConnection:
         return HttpConnection(self)
