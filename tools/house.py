@@ -53,7 +53,7 @@ or one role in two back ends."""
 LONG_FUNCTIONS: Final[Mapping[str, str]] = {
     "runtime/api/function.py:invoke": "fourteen documented keywords of the public call",
     "runtime/api/runtime.py:__init__": "ten documented keywords of the public constructor",
-    "guest/sandbox/oneshot.py:_make_executor": "one closure, the steps of compiled code in their order",
+    "guest/sandbox/oneshot_python.py:make_executor": "one closure, the steps of compiled code in their order",
 }
 """Functions longer than `MAX_FUNCTION_LINES`, and why."""
 

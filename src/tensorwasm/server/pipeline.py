@@ -264,26 +264,11 @@ class Pipeline:
             raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
         return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
-    async def _serve(self, exchange: Exchange, route: Route, admitted: Admitted | None, body: bytes) -> Answer | None:
-        """Decode the body, take a slot of the route's class, and call the handler.
-
-        A route that runs guests takes no slot: its guests have turns at gates of their own.
-        """
+    def _request(self, exchange: Exchange, admitted: Admitted | None, decoded: object, body: bytes) -> HttpRequest:
+        """Return a request as its handler receives it."""
         plan = exchange.plan
-        decode, kind = self._decoders[id(route)], plan.content_type
-        decoded = decode(body, kind) if len(body) <= LONG_BYTES else await decode_long(decode, body, kind)
-        limit_ms = plan.deadline_ms
-        limited = limit_ms is not None or getattr(decoded, "deadline_ms", None) is not None
-        if admitted is not None and route.prepare is not None and plan.calls is not None:
-            prepared = route.prepare(plan.params, decoded)
-            if prepared is not None:
-                plan.keep(body, prepared)
-                exchange.audit = {}
-                admitted.require_request()
-                exchange.audit = prepared.audit
-                return await self._end_call(exchange, route, admitted, prepared.begin(self._service, admitted))
-        exchange.audit = {}
-        call = HttpRequest(
+        limited = plan.deadline_ms is not None or getattr(decoded, "deadline_ms", None) is not None
+        return HttpRequest(
             cast("Service", self._service),  # a front relays what needs more than it has
             exchange.principal,
             exchange.tenant or 0,
@@ -294,12 +279,31 @@ class Pipeline:
             body,
             exchange.request_id,
             exchange.trace_id,
-            self._deadline(limit_ms, decoded) if limited else NEVER,
+            self._deadline(plan.deadline_ms, decoded) if limited else NEVER,
             exchange.client,
             exchange.gone,
             cast("Admitted", admitted),
-            audit=exchange.audit,
+            audit={} if exchange.audit is None else exchange.audit,
         )
+
+    async def _serve(self, exchange: Exchange, route: Route, admitted: Admitted | None, body: bytes) -> Answer | None:
+        """Decode the body, take a slot of the route's class, and call the handler.
+
+        A route that runs guests takes no slot: its guests have turns at gates of their own.
+        """
+        plan = exchange.plan
+        decode, kind = self._decoders[id(route)], plan.content_type
+        decoded = decode(body, kind) if len(body) <= LONG_BYTES else await decode_long(decode, body, kind)
+        if admitted is not None and route.prepare is not None and plan.calls is not None:
+            prepared = route.prepare(plan.params, decoded)
+            if prepared is not None:
+                plan.keep(body, prepared)
+                exchange.audit = {}
+                admitted.require_request()
+                exchange.audit = prepared.audit
+                return await self._end_call(exchange, route, admitted, prepared.begin(self._service, admitted))
+        exchange.audit = {}
+        call = self._request(exchange, admitted, decoded, body)
         if admitted is None:
             return await self._handle(exchange, route, call)
         admitted.require_request()

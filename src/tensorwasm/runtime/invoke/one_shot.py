@@ -220,19 +220,8 @@ class OneShotPlan(_Plan[PooledSandbox]):
         chunks = tuple(collected.chunks) if collected is not None else ()
         wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)
         elapsed_s = time.perf_counter() - started_s
-        return Invocation(
-            self.export,
-            values,
-            self.result_types,
-            exit_code,
-            wrote.stdout,
-            wrote.stderr,
-            chunks,
-            elapsed_s,
-            gpu,
-            wrote.stdout_truncated,
-            wrote.stderr_truncated,
-        )
+        ended = self.export, values, self.result_types, exit_code
+        return Invocation(*ended, wrote.stdout, wrote.stderr, chunks, elapsed_s, gpu, *wrote[2:])
 
     def invoke_pure(self, args: Sequence[object], now_ns: int, end_ns: int) -> Invocation:
         """Make a call of a module without imports between two times of the monotonic clock: now, and its deadline."""
