@@ -38,17 +38,17 @@ RECORDED_NS: Final = 1_000_000_000
 """Time that a one-shot call on the event loop may take while it is recorded."""
 
 COMPILED: Final = {
-    "guest/sandbox/oneshot.py:call": "guest/native/oneshot.py",
+    "guest/sandbox/oneshot.py:run": "guest/native/oneshot.py",
     "guest/sandbox/oneshot_fiber.py:run": "guest/native/oneshot.py",
 }
 """Compiled functions by the Python function that enters them."""
 
 
-BEGIN: Final = ("server/pipeline.py", "start")
+BEGIN: Final = ("server/pipeline.py", "begin")
 """File and function with which a request begins, once its head is parsed."""
 
-END: Final = "server/sending.py"
-"""File whose last call sends the answer; metrics and audit follow it."""
+END: Final = ("server/connection/request.py", "answer_written")
+"""File and function whose last call sends the answer; metrics and audit follow it."""
 
 LAUNCH: Final = ("guest/imports/cuda/kernels.py", "launch")
 """File and function with which a launch begins: the host function that the guest calls."""
@@ -103,7 +103,7 @@ class Recorder:
         last, returns = "", 0
         found = [(name.removeprefix(PACKAGE), function.rsplit(".", 1)[-1]) for name, function in self.calls]
         first = found.index(BEGIN) if BEGIN in found else 0
-        end = max((i for i, call in enumerate(found) if call[0] == END), default=len(found) - 1)
+        end = max((i for i, call in enumerate(found) if call == END), default=len(found) - 1)
         for name, function in self.calls[first : end + 1]:
             short = name.removeprefix(PACKAGE)
             functions.add((short, function))

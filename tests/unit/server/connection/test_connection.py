@@ -14,7 +14,7 @@ from tensorwasm.errors import InternalError, InvalidRequest, RequestTimeout
 from tensorwasm.server.connection import fields as module_of_fields
 from tensorwasm.server.connection.connection import MOST_QUEUED, MOST_QUEUED_BYTES
 from tensorwasm.server.connection.fields import RequestFields
-from tensorwasm.server.connection.listener import HEAD_S, LINGER_S, STALL_S
+from tensorwasm.server.connection.listener import HEAD_S, LINGER_S, MOST_GATHERED, STALL_S
 from tensorwasm.server.connection.parser import BODY_PIECE_BYTES, MAX_FIELDS, PIECE_BYTES, SHORT_BYTES
 from tensorwasm.server.connection.request import MOST_UNREAD_BYTES
 
@@ -900,5 +900,71 @@ def test_a_server_that_stops_does_not_reset_a_client_that_has_sent_more():
         assert client.transport.ended
         assert not client.transport.closed
         assert client.transport.reading, "what was sent is read and dropped"
+
+    run(story)
+
+
+ASK = b"GET /known HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+async def with_known_head(connections=1, most=100):
+    """Return a client that has several connections, each of which has had an answer to `ASK`."""
+    client = FakeClient(echo, most=most)
+    made = [(client.connection, client.transport)]
+    for _ in range(connections - 1):
+        client.connect()
+        made.append((client.connection, client.transport))
+    for connection, transport in made:
+        connection.data_received(ASK)
+        await asyncio.sleep(0)
+        assert transport.sent.count(b"HTTP/1.1 200") == 1
+    return client, made
+
+
+def test_answers_of_one_turn_of_the_event_loop_leave_behind_its_end_or_behind_a_few_others():
+    async def story():
+        _, made = await with_known_head(MOST_GATHERED + 3)
+
+        def answers():
+            return [transport.sent.count(b"HTTP/1.1 200") - 1 for _, transport in made]
+
+        for connection, _ in made[: MOST_GATHERED - 1]:
+            connection.data_received(ASK)
+        assert answers() == [0] * len(made)
+        made[MOST_GATHERED - 1][0].data_received(ASK)
+        assert answers() == [1] * MOST_GATHERED + [0] * 3
+        for connection, _ in made[MOST_GATHERED:]:
+            connection.data_received(ASK)
+        assert answers() == [1] * MOST_GATHERED + [0] * 3
+        await asyncio.sleep(0)
+        assert answers() == [1] * len(made)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "then", ["ends", "asks again", "asks for something else", "makes room", "is closed", "is lost"]
+)
+def test_an_answer_that_waits_for_others_is_not_lost(then):
+    async def story():
+        client, ((connection, transport),) = await with_known_head(most=1)
+        connection.data_received(ASK)
+        assert transport.sent.count(b"HTTP/1.1 200") == 1
+        if then == "ends":
+            client.leave()
+        elif then == "asks again":
+            connection.data_received(ASK)
+        elif then == "asks for something else":
+            connection.data_received(ASK.replace(b"known", b"other"))
+        elif then == "makes room":
+            client.connect()
+            assert transport.closed
+        elif then == "is closed":
+            connection.rest_idle()
+        else:
+            connection.connection_lost(None)
+        await asyncio.sleep(0)
+        expected = {"asks again": 3, "asks for something else": 3, "is lost": 1}.get(then, 2)
+        assert transport.sent.count(b"HTTP/1.1 200") == expected
 
     run(story)
