@@ -51,7 +51,10 @@ _IN_FLIGHT: Final = "tensor_wasm_http_requests_in_flight"
 _BUILD: Final = "tensor_wasm_build_info"
 
 
-HTTP_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+HTTP_BUCKETS_S: Final = (
+    *(2e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.025),
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
 KERNEL_BUCKETS_S: Final = (1e-05, 5e-05, 1e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
