@@ -27,6 +27,7 @@ class Application:
     """The routes over a service. For one event loop.
 
     Attributes:
+        begin: begins with a request.
         body_timeout_s: in which a short body must have come.
         pipeline: the steps of each request.
     """
@@ -41,11 +42,8 @@ class Application:
     ) -> None:
         """Open the routes as `Pipeline` does; the service outlives the application."""
         self.pipeline = Pipeline(service, routes, max_body_bytes, relay)
+        self.begin = self.pipeline.begin
         self.body_timeout_s: float = service.settings.request_timeout_s
-
-    def begin(self, wire: WireRequest) -> None:
-        """Begin with a request."""
-        self.pipeline.begin(wire)
 
     async def drain(self, limit_s: float, *, refusing: bool = True) -> None:
         """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left.

@@ -311,9 +311,12 @@ class HttpConnection(GatheringWriter):
             return
         if not self._reading:
             self.read_on()
-        if not self._requests and not self._unparsed:
-            self._listener.heads.begin(self)
-        self._advance()
+        if self._requests or self._unparsed:
+            self._advance()
+            return
+        self._listener.heads.begin(self)
+        if not self._advancing and not self._turning and self._current is None:
+            self._rest()
 
     def end_early(self) -> None:
         """End the connection at once; what was not sent is lost."""
