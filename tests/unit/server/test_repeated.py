@@ -9,7 +9,7 @@ import weakref
 from contextlib import AsyncExitStack
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
@@ -169,6 +169,13 @@ def sides(tmp_path_factory):
 tenants = itertools.count(100)
 
 
+def thrice(more, body):
+    return more, body, 3
+
+
+@example(steps=[thrice(more, 0) for more in range(len(MORE))])
+@example(steps=[thrice(0, body) for body in range(len(BODIES))])
+@example(steps=[step for policy in POLICIES for step in (policy, thrice(0, 0), thrice(0, 5))])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_nothing_differs_from_a_call_that_comes_for_the_first_time(sides, steps):
