@@ -28,6 +28,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.runtime.invoke.invocation import locate_trap
+from tensorwasm.server.connection.request import WireRequest
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
@@ -49,7 +50,6 @@ from tensorwasm.values import MIB, NEVER, Deadline
 
 REFUSED: Final = frozenset({401, 403, 429})
 """Statuses that are audited on every route."""
-
 
 LEFT: Final = 499
 """Status that is recorded, never sent, for a request whose client disconnected."""
@@ -85,9 +85,7 @@ class Pipeline:
         max_body_bytes: int | None = None,
         relay: Relay | None = None,
     ) -> None:
-        """Open the routes; the longest body is that of the settings unless it is given.
-
-        With a relay, it gets the requests of routes that not every process can answer.
+        """Open the routes; the longest body is that of the settings unless it is given. A relay gets what is not here.
 
         Raises:
             InvalidArgs: a setting is invalid.

@@ -17,7 +17,7 @@ from tensorwasm.server.http.head import HeadPlan, limit_fields, limit_lines
 from tensorwasm.server.http.replies import GZIP_BYTES, error_body
 from tensorwasm.server.http.routing import Answer, PreparedCall, Reply, Route
 from tensorwasm.service.admission.admission import Admitted
-from tensorwasm.service.opening import Service
+from tensorwasm.service.call_service import CallService
 from tensorwasm.telemetry.metrics import RouteCounts
 from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
 from tensorwasm.tenancy.principal import Principal
@@ -43,7 +43,7 @@ class RepeatedCalls:
             that was not prepared.
     """
 
-    def __init__(self, service: Service, next_id: Callable[[], str], go_on: GoOn) -> None:
+    def __init__(self, service: CallService, next_id: Callable[[], str], go_on: GoOn) -> None:
         self._service = service
         self._admission, self._audit = service.admission, service.audit
         self._find = service.admission.authenticator.find

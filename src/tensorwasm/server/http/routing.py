@@ -18,6 +18,7 @@ import msgspec
 
 from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
 from tensorwasm.service.admission.admission import Admitted, RouteClass
+from tensorwasm.service.call_service import CallService
 from tensorwasm.service.opening import Service
 from tensorwasm.tenancy.principal import Principal
 from tensorwasm.values import Deadline
@@ -135,7 +136,7 @@ class PreparedCall(Protocol):
 
     audit: dict[str, str]
 
-    def begin(self, service: Service, admitted: Admitted) -> Reply | Coroutine[Any, Any, Answer]:
+    def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Answer]:
         """Begin the call; the reply, or a coroutine of it, as `Route.handle` returns them."""
 
 

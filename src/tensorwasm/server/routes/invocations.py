@@ -38,8 +38,8 @@ from tensorwasm.server.streaming.streamed_call import (
 )
 from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket
 from tensorwasm.service.admission.admission import Admitted
+from tensorwasm.service.call_service import CallService
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.service.opening import Service
 from tensorwasm.values import NEVER, Deadline
 
 CALLED: Final = (
@@ -58,7 +58,7 @@ class PreparedInvocation:
         self._reference, self._call = reference, call
         self.audit = {"function_id": reference}
 
-    def begin(self, service: Service, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
+    def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
         """Call the function; at once if it is loaded and ends at once."""
         resolved = service.functions.find(admitted.tenant, self._reference)
         if resolved is None:
@@ -68,7 +68,7 @@ class PreparedInvocation:
             return immediate_reply("function_id", resolved.record.id, outcome)
         return _finish(resolved.record.id, outcome)
 
-    async def _resolve(self, service: Service, admitted: Admitted) -> Reply | StreamedReply:
+    async def _resolve(self, service: CallService, admitted: Admitted) -> Reply | StreamedReply:
         resolved = await service.invocations.resolve(admitted, self._reference, self._call.deadline)
         outcome = service.invocations.begin(admitted, resolved, self._call)
         if isinstance(outcome, Invocation):
