@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -13,7 +12,6 @@ from tensorwasm.artifacts.opening import open_store
 from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import READERS, read_database, sqlite_url
 from tensorwasm.database.identity import read_revision
-from tensorwasm.database.usage import UsageAmounts
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, run_until_closed
@@ -28,6 +26,7 @@ from tensorwasm.service.readiness import Readiness
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.audit import AuditLog
 from tensorwasm.tenancy.shared_table import SharedTable
 
 REPORT_S: Final = 1.0
@@ -61,39 +60,34 @@ async def open_front(settings: ServiceSettings, path: str, metrics: Metrics, tab
         url = settings.database or sqlite_url(folder_of(settings.data) / "service.db")
         database = DatabaseExecutor(await asyncio.to_thread(read_database, url, readers=READERS))
         stack.push_async_callback(database.close)
-        audit = ReportedAudit(link)
-        stack.push_async_callback(audit.close)
-        service = await _open_parts(stack, settings, link, database, audit, metrics, table)
+        audit: AuditLog | ReportedAudit = AuditLog(None)
+        if settings.audit_log != "none":
+            audit = ReportedAudit(link)
+            stack.push_async_callback(audit.close)
+        base = await _open_base(stack, settings, link, database, table)
+        service = await _open_parts(stack, base, link, audit, metrics)
         opened.append(service)
         await refresh(None)  # what changed while the parts were opened
         return service
 
 
-async def _open_parts(
+async def _open_base(
     stack: AsyncExitStack,
     settings: ServiceSettings,
     link: PrimaryLink,
     database: DatabaseExecutor,
-    audit: ReportedAudit,
-    metrics: Metrics,
     table: SharedTable,
-) -> CallService:
+) -> CallBase:
     identity = await open_identity(settings, database, writes=False)
     run_until_closed(stack, identity.identities.follow())
     artifacts = process.current().artifacts or str(folder_of(settings.data) / "artifacts")
     store = await asyncio.to_thread(open_store, artifacts, cap=identity.identities.artifact_cap)
     runtime = await asyncio.to_thread(Runtime)
     stack.push_async_callback(close_runtime, runtime)
-
-    async def report(hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
-        await link.write_usage(hour_unix_ms, used)
-        for tenant, each in used.items():
-            invocations.admission.quotas.reported(tenant, gpu_us=each.gpu_us, launches=each.launches)
-
-    usage = UsageMeter(database, flush_s=REPORT_S, write=report)
+    usage = UsageMeter(database, flush_s=REPORT_S, write=link.write_usage)
     usage.open()
     stack.push_async_callback(usage.close)
-    base = CallBase(
+    return CallBase(
         settings=settings,
         clock=SYSTEM,
         database=database,
@@ -104,17 +98,25 @@ async def _open_parts(
         usage=usage,
         table=table,
     )
+
+
+async def _open_parts(
+    stack: AsyncExitStack, base: CallBase, link: PrimaryLink, audit: AuditLog | ReportedAudit, metrics: Metrics
+) -> CallService:
+    settings, database, identity = base.settings, base.database, base.identity
     functions = open_functions(stack, base, None)
     invocations = await open_invocations(
         stack, base, functions, Workers.from_settings(settings.isolation, settings.broker)
     )
+    quotas = invocations.admission.quotas
+    link.reported = lambda tenant, used: quotas.reported(tenant, gpu_us=used.gpu_us, launches=used.launches)
     Gauges(
         database=database,
         audit=audit,
-        quotas=invocations.admission.quotas,
+        quotas=quotas,
         invocations=invocations,
         loader=functions.loader,
-        warm=runtime.warm.statistics,
+        warm=base.runtime.warm.statistics,
     ).watch(metrics)
     return CallService(
         settings=settings,
@@ -122,11 +124,11 @@ async def _open_parts(
         database=database,
         authenticator=identity.authenticator,
         identities=identity.identities,
-        runtime=runtime,
+        runtime=base.runtime,
         metrics=metrics,
         audit=audit,
-        quotas=invocations.admission.quotas,
-        usage=usage,
+        quotas=quotas,
+        usage=base.usage,
         functions=functions,
         admission=invocations.admission,
         invocations=invocations,

@@ -39,7 +39,7 @@ from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
 from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, Clock, repeat, run_until_closed
-from tensorwasm.service.fleet.messages import Changed, Report
+from tensorwasm.service.fleet.messages import Changed, FrontReport
 from tensorwasm.service.fleet.primary import Fronts
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.models import ModelNames, parse_map
@@ -303,7 +303,7 @@ def _assemble(
 def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive: Iterable[int]) -> Fronts:
     """Open the links to fronts: what they report is written here, and what changes here is told to them."""
 
-    def take(report: Report) -> None:
+    def take(report: FrontReport) -> None:
         audit.extend(report.audit, report.dropped, report.suppressed)
         for used in report.usage:
             amounts = UsageAmounts(*used.amounts)

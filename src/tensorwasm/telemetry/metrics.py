@@ -9,7 +9,7 @@ Events are counted through a child that is fetched once; states are read from a 
     metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
     metrics.render()   # on a thread, if there are many routes: a millisecond for 150 samples
 
-Where several processes serve together, each has its own, and one adds up the `Snapshot` of all when they are rendered.
+Where several processes serve together, each has its own, and one adds up the `Samples` of all when they are rendered.
 
 `RouteCounts` are for one thread, the server's loop; everything else is thread-safe.
 """
@@ -218,13 +218,13 @@ class RouteCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Samples:
     """Samples by name of their family, with their label values: values of counters and gauges, counts of histograms."""
 
     values: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
     histograms: dict[str, list[tuple[tuple[str, ...], list[float]]]] = field(default_factory=dict)
 
-    def __add__(self, other: Snapshot) -> Snapshot:
+    def __add__(self, other: Samples) -> Samples:
         """Return the sums of samples that have the same labels; of a family that describes the build, the samples."""
         values, histograms = {}, {}
         for name in {**self.values, **other.values}:
@@ -238,15 +238,15 @@ class Snapshot:
                 before = series.get(labels)
                 series[labels] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
             histograms[name] = list(series.items())
-        return Snapshot(values, histograms)
+        return Samples(values, histograms)
 
-    def lasting(self) -> Snapshot:
+    def lasting(self) -> Samples:
         """Return what still counts once its process has ended: counters and histograms."""
         counters = {name: values for name, values in self.values.items() if name in _COUNTERS}
-        return Snapshot(counters, self.histograms)
+        return Samples(counters, self.histograms)
 
 
-NO_SAMPLES: Final = Snapshot()
+NO_SAMPLES: Final = Samples()
 
 
 class Metrics:
@@ -302,7 +302,7 @@ class Metrics:
         """Read a family with a tenant label, as `read` does; see `TENANTS`."""
         self.read(name, lambda: _by_tenant(source()))
 
-    def render(self, others: Snapshot = NO_SAMPLES) -> bytes:
+    def render(self, others: Samples = NO_SAMPLES) -> bytes:
         """Return everything in the text format of `CONTENT_TYPE`, with the samples of other processes added."""
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415 - 30 ms, once
 
@@ -311,7 +311,7 @@ class Metrics:
         ProcessCollector(registry=registry)
         return generate_latest(registry)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Samples:
         """Return all samples. A family whose source fails is left out."""
         values, histograms = {}, {}
         for family in FAMILIES:
@@ -322,7 +322,7 @@ class Metrics:
                     values[family.name] = [(labels, float(value)) for labels, value in self._values_of(family.name)]
             except Exception:  # noqa: BLE001 - a failing source must not take the other families with it
                 _LOG.exception("the source of %s failed: it is left out", family.name)
-        return Snapshot(values, histograms)
+        return Samples(values, histograms)
 
     def _value(self, name: str, kind: str, *labels: str) -> MetricValue:
         family_of(name, kind, labels)
@@ -355,7 +355,7 @@ class Metrics:
 class _Collector:
     """A collector of prometheus_client over a snapshot."""
 
-    def __init__(self, samples: Snapshot) -> None:
+    def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
     def collect(self) -> Iterator[Metric]:

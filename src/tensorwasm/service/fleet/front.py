@@ -20,15 +20,15 @@ from tensorwasm.service.fleet.messages import (
     AskMetrics,
     Changed,
     Done,
+    FrontReport,
     Hello,
     Leaving,
-    MetricsSnapshot,
-    Report,
     StreamEnded,
+    TakenMetrics,
     UsedByTenant,
 )
 from tensorwasm.service.invocations.streaming import StreamEnding, StreamEndings
-from tensorwasm.telemetry.metrics import Snapshot
+from tensorwasm.telemetry.metrics import Samples
 from tensorwasm.tenancy.audit import AuditRecord, AuditStatistics, encode
 from tensorwasm.tenancy.audit.log import QUEUE_LINES, REFUSED_BURST, REFUSED_QPS
 from tensorwasm.tenancy.buckets import Buckets
@@ -55,12 +55,16 @@ class PrimaryLink:
         path: of the primary's socket.
         refresh: reads again what has changed; None stands for everything.
         metrics: returns this process's.
+
+    Attributes:
+        reported: is told what the primary has counted of a tenant's usage.
     """
 
     def __init__(
-        self, path: str, refresh: Callable[[Changed | None], Awaitable[None]], metrics: Callable[[], Snapshot]
+        self, path: str, refresh: Callable[[Changed | None], Awaitable[None]], metrics: Callable[[], Samples]
     ) -> None:
         self._path, self._refresh, self._metrics = path, refresh, metrics
+        self.reported: Callable[[int, UsageAmounts], object] = lambda _tenant, _used: None
         self._link: Link | None = None
         self._made = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
@@ -71,7 +75,7 @@ class PrimaryLink:
         await self._made.wait()
 
     async def close(self) -> None:
-        """Report the last metrics, and end the link. Idempotent."""
+        """FrontReport the last metrics, and end the link. Idempotent."""
         if self._keeping is None:
             return
         with suppress(NotReady, TimeoutError):
@@ -127,14 +131,16 @@ class PrimaryLink:
             return self._snapshot()
         return Done()
 
-    def _snapshot(self) -> MetricsSnapshot:
+    def _snapshot(self) -> TakenMetrics:
         found = self._metrics()
-        return MetricsSnapshot(found.values, found.histograms)
+        return TakenMetrics(found.values, found.histograms)
 
     async def write_usage(self, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
-        """Report what tenants used in an hour; raises as `Link.ask`."""
+        """FrontReport what tenants used in an hour; raises as `Link.ask`."""
         amounts = [UsedByTenant(hour_unix_ms, tenant, list(astuple(each))) for tenant, each in used.items()]
-        await self.ask(Report(usage=amounts))
+        await self.ask(FrontReport(usage=amounts))
+        for tenant, each in used.items():
+            self.reported(tenant, each)
 
 
 class ReportedAudit:
@@ -175,7 +181,7 @@ class ReportedAudit:
         return AuditStatistics(0, len(self._queue) + len(self._unsent), 0, 0, failing=False)
 
     async def close(self) -> None:
-        """Report what is left, within 5 s at most."""
+        """FrontReport what is left, within 5 s at most."""
         self._closing = True
         self._wake.set()
         await asyncio.wait((self._reporting,), timeout=CLOSE_S)
@@ -196,13 +202,13 @@ class ReportedAudit:
                     await asyncio.sleep(AGAIN_S)
 
     async def _report(self) -> None:
-        """Report some records; if that fails, they are reported again."""
+        """FrontReport some records; if that fails, they are reported again."""
         queue, unsent = self._queue, self._unsent
         while queue and len(unsent) < AUDIT_LINES:
             unsent.append(encode(queue.popleft()))
         counted = [self._dropped, self._suppressed]
         dropped, suppressed = counted[0] - self._told[0], counted[1] - self._told[1]
-        await self._link.ask(Report(audit=unsent, dropped=dropped, suppressed=suppressed))
+        await self._link.ask(FrontReport(audit=unsent, dropped=dropped, suppressed=suppressed))
         self._told = counted
         self._unsent = []
 
@@ -226,4 +232,4 @@ class ReportedEndings(StreamEndings):
 
     async def _tell(self, ended: StreamEnded) -> None:
         with suppress(NotReady):  # it has ended, and what it knew with it
-            await self._link.ask(Report(ended=[ended]))
+            await self._link.ask(FrontReport(ended=[ended]))

@@ -14,22 +14,22 @@ LabelledValue = tuple[tuple[str, ...], float]
 LabelledCounts = tuple[tuple[str, ...], list[float]]
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
+class FleetMessage(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What one process tells the other; each message is answered by another one."""
 
 
-class Hello(Message, frozen=True):
+class Hello(FleetMessage, frozen=True):
     """A front's first message: its process, and the release of these messages."""
 
     pid: int
     protocol: int = PROTOCOL
 
 
-class Done(Message, frozen=True):
+class Done(FleetMessage, frozen=True):
     """What was told is done."""
 
 
-class Failed(Message, frozen=True):
+class Failed(FleetMessage, frozen=True):
     """What was told could not be done; the reason is for the log."""
 
     reason: str
@@ -54,7 +54,7 @@ class UsedByTenant(msgspec.Struct, frozen=True, gc=False):
     amounts: list[int]
 
 
-class Report(Message, frozen=True):
+class FrontReport(FleetMessage, frozen=True):
     """What a front leaves to the primary to write.
 
     Attributes:
@@ -72,7 +72,7 @@ class Report(Message, frozen=True):
     ended: list[StreamEnded] = []
 
 
-class Changed(Message, frozen=True):
+class Changed(FleetMessage, frozen=True):
     """What fronts must read again; it is acknowledged once nothing older is used.
 
     Attributes:
@@ -86,21 +86,21 @@ class Changed(Message, frozen=True):
     names: list[tuple[int, str]] = []
 
 
-class AskMetrics(Message, frozen=True):
+class AskMetrics(FleetMessage, frozen=True):
     """Asks a front for its metrics."""
 
 
-class MetricsSnapshot(Message, frozen=True):
+class TakenMetrics(FleetMessage, frozen=True):
     """The metrics of one process, by family: values of counters and gauges, counts of histograms."""
 
     values: dict[str, list[LabelledValue]]
     histograms: dict[str, list[LabelledCounts]]
 
 
-class Leaving(Message, frozen=True):
-    """A front's last message: it calls no function any more. Its metrics, as of `MetricsSnapshot`."""
+class Leaving(FleetMessage, frozen=True):
+    """A front's last message: it calls no function any more. Its metrics, as of `TakenMetrics`."""
 
-    metrics: MetricsSnapshot
+    metrics: TakenMetrics
 
 
-AnyMessage = Hello | Leaving | Done | Failed | Report | Changed | AskMetrics | MetricsSnapshot
+AnyMessage = Hello | Leaving | Done | Failed | FrontReport | Changed | AskMetrics | TakenMetrics

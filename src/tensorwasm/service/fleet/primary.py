@@ -22,12 +22,12 @@ from tensorwasm.service.fleet.messages import (
     Changed,
     Done,
     Failed,
+    FrontReport,
     Hello,
     Leaving,
-    MetricsSnapshot,
-    Report,
+    TakenMetrics,
 )
-from tensorwasm.telemetry.metrics import REQUESTS, Snapshot
+from tensorwasm.telemetry.metrics import REQUESTS, Samples
 
 LATE_S: Final = 5.0
 """Time in which a front must acknowledge a change. One that does not is killed: it would act on what is revoked."""
@@ -71,7 +71,7 @@ class _Front:
 
     link: Link
     process: _Process
-    metrics: Snapshot = field(default_factory=Snapshot)
+    metrics: Samples = field(default_factory=Samples)
     left: bool = False
 
 
@@ -84,14 +84,14 @@ class Fronts:
             since they act on what they have read from it.
     """
 
-    def __init__(self, take: Callable[[Report], None], alive: Iterable[int] = ()) -> None:
+    def __init__(self, take: Callable[[FrontReport], None], alive: Iterable[int] = ()) -> None:
         self._take = take
         self._fronts: set[_Front] = set()
         self._missing = {process.pid: process for pid in alive if (process := _Process.open(pid)) is not None}
         self._joined, self._left = asyncio.Event(), asyncio.Event()
         self._links: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._ended = Snapshot()
+        self._ended = Samples()
 
     def __len__(self) -> int:
         """Return the number of connected fronts."""
@@ -128,7 +128,7 @@ class Fronts:
         """Return once everything is known that fronts had reported before."""
         await self.metrics()
 
-    async def metrics(self) -> Snapshot:
+    async def metrics(self) -> Samples:
         """Return the sum of the metrics of all fronts, with the counters of those that have ended."""
         await asyncio.gather(*(self._ask_metrics(front) for front in self._fronts))
         return sum((front.metrics for front in self._fronts), self._ended)
@@ -151,10 +151,10 @@ class Fronts:
         async def answer(message: AnyMessage) -> AnyMessage:
             if isinstance(message, Hello):
                 return self._join(message, link, joined)
-            if isinstance(message, Report):
+            if isinstance(message, FrontReport):
                 self._take(message)
             elif isinstance(message, Leaving) and joined:
-                joined[0].metrics = Snapshot(message.metrics.values, message.metrics.histograms)
+                joined[0].metrics = Samples(message.metrics.values, message.metrics.histograms)
                 joined[0].left = True
             return Done()
 
@@ -217,7 +217,7 @@ class Fronts:
     async def _ask_metrics(self, front: _Front) -> None:
         try:
             async with asyncio.timeout(METRICS_S):
-                found: MetricsSnapshot = await front.link.ask(AskMetrics())
+                found: TakenMetrics = await front.link.ask(AskMetrics())
         except (NotReady, TimeoutError):
             return
-        front.metrics = Snapshot(found.values, found.histograms)
+        front.metrics = Samples(found.values, found.histograms)

@@ -35,6 +35,7 @@ from tensorwasm.tenancy.principal import (
 )
 from tensorwasm.tenancy.quotas import TenantPolicy
 
+_PUBLISHERS: Final = "TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS"
 MAX_TENANTS: Final = 1024
 MAX_OVERLAP_S: Final = 30 * 86_400
 MAX_UNIX_MS: Final = 1 << 53
@@ -134,7 +135,7 @@ class Tokens(_Administration):
         return NewToken(record, minted.text)
 
     async def revoke(self, capability: AdminCapability, token_id: str) -> TokenRecord:
-        """Revoke a token: this process refuses it when this returns, other processes 2 s later. Idempotent."""
+        """Revoke a token: this server refuses it when this returns, other servers 2 s later. Idempotent."""
         (record,) = await self._identities.change(
             _revoke, self._registry.authority(capability), token_id, self._clock.unix_ms()
         )
@@ -363,9 +364,6 @@ def _update(connection: Connection, tenant: int, change: TenantChange, now_unix_
     return (write(connection, _changed(found, change)),)
 
 
-PUBLISHERS: Final = "TENSOR_WASM_API_KERNEL_PUBLISH_TOKENS"
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Tokens and tenants; see `tensorwasm.service.opening.Service` for the first token."""
@@ -383,10 +381,9 @@ async def open_identity(
     """Open tokens and tenants; the caller must run `IdentityCache.follow`. Raise InvalidArgs for an invalid setting.
 
     Requests without a token are accepted only if the operator allows it and there is no token and no issuer. If there
-    is no token otherwise, the first one is made, unless another process `writes`. The capability that makes it is not
-    kept.
+    is no token otherwise, the process that `writes` makes the first one, and does not keep the capability for it.
     """
-    table = TokenTable(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, PUBLISHERS))
+    table = TokenTable(parse_tokens(settings.tokens), parse_digests(settings.kernel_publish_tokens, _PUBLISHERS))
     verifier = await asyncio.to_thread(open_verifier, settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
     listed = len(table) > 0
     identities = IdentityCache(database, table, clock, caps=parse_caps(settings.tenant_caps), tidies=writes)
