@@ -17,6 +17,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from tensorwasm.errors import DeviceLost, KernelFault
 from tensorwasm.gpu.cuda import opening
@@ -28,7 +29,6 @@ from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers.child import __main__ as child
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
-    TO_WORKER,
     AskFrame,
     AskPartFrame,
     BeatFrame,
@@ -43,15 +43,15 @@ from tensorwasm.runtime.workers.frames import (
     ReadyFrame,
     SetupFrame,
     SickFrame,
-    Splitter,
     StopFrame,
+    TargetFrame,
     TurnEndFrame,
     TurnFrame,
     UnfitFrame,
     WishFrame,
-    encode,
 )
 from tensorwasm.runtime.workers.kernels.room import ASKS_EACH
+from tensorwasm.runtime.workers.wire import TO_WORKER, Splitter, encode
 from tensorwasm.values import NEVER
 
 
@@ -80,6 +80,7 @@ class Puppet:
         self.in_turn, self.contested = None, False
         self.beating = True
         self.setup = None
+        self.targets = {}
 
     def send(self, *frames):
         with self.lock:
@@ -102,6 +103,12 @@ class Puppet:
         timer = threading.Timer(every_s, self.beat, (every_s,))
         timer.daemon = True
         timer.start()
+
+    def join(self, frame):
+        """Return a call with what it has in common with others."""
+        target = self.targets[frame.target]
+        fields = {name: getattr(each, name) for each in (target, frame) for name in each.__struct_fields__}
+        return SimpleNamespace(**fields)
 
     def obey(self, call):
         action = getattr(self, f"do_{call.export}", None)
@@ -294,7 +301,9 @@ def serve(descriptor):
                 puppet.send(READY)
                 puppet.beat(frame.beat_s)
             elif isinstance(frame, InvokeFrame):
-                puppet.obey(frame)
+                puppet.obey(puppet.join(frame))
+            elif isinstance(frame, TargetFrame):
+                puppet.targets[frame.target] = frame
             elif isinstance(frame, TurnFrame):
                 puppet.take_turn(frame)
             elif isinstance(frame, (KernelFrame, NoKernelFrame)):

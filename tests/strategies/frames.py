@@ -6,7 +6,7 @@ import struct
 
 from hypothesis import strategies as st
 
-from tensorwasm.runtime.workers import frames
+from tensorwasm.runtime.workers import frames, wire
 from tensorwasm.values import MAX_WEIGHT
 
 INT64 = (1 << 63) - 1
@@ -30,23 +30,29 @@ def few(strategy):
 invocations = st.builds(
     frames.InvokeFrame,
     request=identities,
-    module=identities,
-    name=names,
+    target=identities,
     export=st.none() | names,
     args=few(arguments),
     argv=st.none() | few(names),
     env=few(st.tuples(names, names)),
     stdin=st.none() | identities,
     input=st.none() | identities,
+    deadline_s=st.none() | seconds,
+    gpu_bytes=st.none() | counts,
+    stream=st.booleans(),
+)
+
+targets = st.builds(
+    frames.TargetFrame,
+    target=identities,
+    module=identities,
+    name=names,
     cuda=st.booleans(),
     weight=st.integers(1, MAX_WEIGHT),
     directories=few(st.tuples(names, names, st.booleans())),
     tenant=tenants,
     limits=st.tuples(counts, counts, counts, counts, seconds, counts, counts),
-    deadline_s=st.none() | seconds,
     memory_kind=st.none() | st.sampled_from(["auto", "staged", "pinned", "managed", "vmm"]),
-    gpu_bytes=st.none() | counts,
-    stream=st.booleans(),
 )
 
 to_worker = st.one_of(
@@ -63,6 +69,7 @@ to_worker = st.one_of(
     st.builds(frames.BlobFrame, identities, counts),
     st.builds(frames.BlobPartFrame, identities, parts),
     st.builds(frames.ForgetFrame, identities),
+    targets,
     invocations,
     st.builds(frames.CancelFrame, identities, st.booleans()),
     st.builds(frames.StopFrame),
@@ -96,7 +103,7 @@ from_worker = st.one_of(
         result_types=few(st.sampled_from(["i32", "i64", "f32", "f64"])),
         exit_code=st.integers(0, (1 << 32) - 1),
         elapsed_s=seconds,
-        gpu=st.none() | st.builds(frames.GpuUsage, st.dictionaries(words, counts, max_size=3), st.booleans()),
+        gpu=st.none() | st.builds(frames.GpuUsage, few(counts), st.booleans()),
         stdout_truncated=st.booleans(),
         stderr_truncated=st.booleans(),
     ),
@@ -116,7 +123,7 @@ from_worker = st.one_of(
 @st.composite
 def nearly_frames(draw):
     """Bytes that begin as a worker's frames do: a known kind, any length, any body."""
-    code = draw(st.sampled_from(sorted(frames.FROM_WORKER)) | st.integers(0, 255))
-    body = draw(st.binary(max_size=60) | from_worker.map(lambda frame: frames.encode(frame)[5:]))
+    code = draw(st.sampled_from(sorted(wire.FROM_WORKER)) | st.integers(0, 255))
+    body = draw(st.binary(max_size=60) | from_worker.map(lambda frame: wire.encode(frame)[5:]))
     length = draw(st.just(len(body)) | st.integers(0, (1 << 32) - 1))
     return struct.pack(">BI", code, length) + body

@@ -26,21 +26,19 @@ from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.flight import make_invoke
 from tensorwasm.runtime.workers.frames import (
-    FROM_WORKER,
     PROTOCOL,
     BlobFrame,
     BlobPartFrame,
     CreditFrame,
     SetupFrame,
-    Splitter,
     StopFrame,
     TurnFrame,
-    encode,
 )
 from tensorwasm.runtime.workers.lifecycle import Backoff
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
+from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter, encode
 from tensorwasm.values import Limits
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")

@@ -11,21 +11,12 @@ from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import BrokerClient
-from tensorwasm.runtime.workers.flight import make_invoke
-from tensorwasm.runtime.workers.frames import (
-    FROM_WORKER,
-    BeatFrame,
-    BlobFrame,
-    BlobPartFrame,
-    DoneFrame,
-    FailedFrame,
-    OutputFrame,
-    Splitter,
-    encode,
-)
+from tensorwasm.runtime.workers.flight import make_invoke, make_target
+from tensorwasm.runtime.workers.frames import BeatFrame, BlobFrame, BlobPartFrame, DoneFrame, FailedFrame, OutputFrame
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
+from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter, encode
 from tensorwasm.values import Limits
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")
@@ -40,7 +31,6 @@ GUEST = bytes(
   (func (export "hold") (drop (call $alloc (i32.const 4096) (i32.const 0)))
     (drop (call $emit (i32.const 0) (i32.const 1))) (loop (br 0))))""")
 )
-BLOB = (BlobFrame(1, len(GUEST)), BlobPartFrame(1, GUEST))
 ADD = Request(module=GUEST, export="add", args=(2, 3), tenant="ann")
 HOLD = Request(module=GUEST, export="hold", tenant="ann", grants=Grants(cuda=True), limits=Limits(wall_s=3600))
 
@@ -91,8 +81,14 @@ class Front:
             self._heard = self._splitter.feed(data)
 
 
-def invoke(request, number):
-    return make_invoke(request, number, 1, None, None, None, stream=True)
+def aim(request, target):
+    """Return the frames of a target."""
+    blob = target + 1
+    return BlobFrame(blob, len(GUEST)), BlobPartFrame(blob, GUEST), make_target(request, target, blob)
+
+
+def invoke(request, number, target=1):
+    return make_invoke(request, number, target, None, None, None, stream=True)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +96,10 @@ def invoke(request, number):
 )
 def test_a_call_that_is_refused_is_answered_and_others_go_on(path, limits):
     with Front(path) as front:
-        front.say(*BLOB, invoke(HOLD, 1))
+        front.say(*aim(HOLD, 1), invoke(HOLD, 1))
         assert front.hear(OutputFrame).request == 1
-        front.say(invoke(Request(module=GUEST, export="add", args=(2, 3), tenant="ann", limits=limits), 2))
+        wrong = Request(module=GUEST, export="add", args=(2, 3), tenant="ann", limits=limits)
+        front.say(*aim(wrong, 11), invoke(wrong, 2, 11))
         refused = front.hear(FailedFrame)
         assert (refused.request, refused.kind) == (2, "invalid_args")
         front.say(invoke(ADD, 3))
@@ -111,11 +108,11 @@ def test_a_call_that_is_refused_is_answered_and_others_go_on(path, limits):
 
 def test_a_number_given_twice_ends_the_connection_and_both_calls(path):
     with Front(path) as front, Front(path) as other:
-        front.say(*BLOB, invoke(HOLD, 1))
+        front.say(*aim(HOLD, 1), invoke(HOLD, 1))
         assert front.hear(OutputFrame).request == 1
         front.say(invoke(HOLD, 1))
         assert front.hear(OutputFrame) is None
-        other.say(*BLOB, invoke(ADD, 1))
+        other.say(*aim(ADD, 1), invoke(ADD, 1))
         assert other.hear(DoneFrame).values == (5,)
         while other.hear(BeatFrame).charges:
             pass

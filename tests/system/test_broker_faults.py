@@ -20,22 +20,19 @@ from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import ANSWER_S, BrokerClient
 from tensorwasm.runtime.workers.frames import (
-    FROM_WORKER,
     PROTOCOL,
-    TO_WORKER,
     AskFrame,
     AskPartFrame,
     InvokeFrame,
     ReadyFrame,
-    Splitter,
     TurnEndFrame,
     UnfitFrame,
     WishFrame,
-    encode,
 )
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
+from tensorwasm.runtime.workers.wire import FROM_WORKER, TO_WORKER, Splitter, encode
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")
 

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,25 +8,23 @@ from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
-from tensorwasm.runtime.workers.child.counter import Counter
-from tensorwasm.runtime.workers.flight import make_invoke
-from tensorwasm.runtime.workers.frames import TO_WORKER, Splitter, encode
+from tensorwasm.runtime.workers.child.calls import Target, make_request
+from tensorwasm.runtime.workers.flight import make_invoke, make_target
+from tensorwasm.runtime.workers.wire import TO_WORKER, Splitter, encode
 from tensorwasm.values import Limits
 
 
 def carry(request):
-    """Return the frame of a request as a worker reads it, and as it was sent."""
-    sent = make_invoke(request, 1, 1, 2, 3, None, stream=False)
-    (read,) = Splitter(TO_WORKER).feed(encode(sent))
-    return read, sent
+    """Return the frames of a request as a worker reads them, and as they were sent."""
+    sent = make_target(request, 1, 2), make_invoke(request, 1, 1, 3, 4, None, stream=False)
+    return list(Splitter(TO_WORKER).feed(b"".join(map(encode, sent)))), list(sent)
 
 
 @given(requests)
 def test_every_valid_request_arrives_unchanged(request_):
     check_request(request_)
-    read, _ = carry(request_)
-    blobs = {read.module: request_.module, read.stdin: request_.stdin, read.input: request_.input}
-    arrived = Counter._request(SimpleNamespace(_blobs=blobs), read)
+    (target, call), _ = carry(request_)
+    arrived = make_request(call, Target.of(target, request_.module), request_.stdin, request_.input)
     check_request(arrived)
     limits = replace(request_.limits, wall_s=float(request_.limits.wall_s))
     assert repr(arrived) == repr(replace(request_, limits=limits, deadline_s=None))
@@ -41,7 +38,7 @@ def test_an_arbitrary_request_is_refused_or_arrives(request):
     except (InvalidArgs, StdinTooLarge):
         return
     read, sent = carry(request)
-    assert encode(read) == encode(sent)
+    assert list(map(encode, read)) == list(map(encode, sent))
 
 
 FULL = "x" * (NAME_CHARACTERS - 9)  # with what is counted for an item, a whole number of them fills a request

@@ -10,7 +10,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 
-from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
+import msgspec
+
+from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed, TensorWasmError
 from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
@@ -19,6 +21,7 @@ from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.deployed_module import check_export
+from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import (
     Announce,
     CallOptions,
@@ -27,10 +30,13 @@ from tensorwasm.runtime.invoke.invocation import (
     OutputName,
     PendingInvocation,
 )
-from tensorwasm.values import Deadline
+from tensorwasm.values import Deadline, Limits, MemoryKind
 
 PLACES: Final = 32
 """Calls that run at a time in one process; more wait."""
+
+FUNCTIONS: Final = 4096
+"""Functions that are kept loaded, of at most `KEPT_MODULE_BYTES` of modules."""
 
 THREADS: Final = 256
 SLOW_S: Final = 0.02
@@ -39,6 +45,15 @@ SLOW_FOR_S: Final = 1.0
 
 StoppableCall = Callable[[Announce], Invocation]
 """Makes a call on the thread that it is called on, given what takes the way to stop it."""
+
+
+class FunctionKey(msgspec.Struct, frozen=True, cache_hash=True):
+    """What a loaded function is found by."""
+
+    tenant: str
+    name: str
+    limits: Limits
+    module: bytes
 
 
 class LocalExecutor:
@@ -54,12 +69,12 @@ class LocalExecutor:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
         self._listened = CallThreads()
-        self._functions: LruCache[Function] = LruCache()
+        self._functions: LruCache[Function] = LruCache(FUNCTIONS)
         self._lock = threading.Lock()
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
         self._fibers: set[PendingInvocation] = set()
-        self._here = threading.Semaphore(max(1, places // 2))
+        self._short = threading.Semaphore(max(1, places // 2))
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -108,9 +123,9 @@ class LocalExecutor:
                 deadline = Deadline(deadline.at_ns + time.monotonic_ns() - began_ns)
             given = _arguments(request, deadline, listener)
             if request.grants.cuda:
-                self._admit(request)
+                self._admit(request.tenant, request.gpu_bytes)
             if request.grants.cuda and listener is None:
-                if not self._run_here(function, request, given, pending):
+                if not self._run_short(function, request, given, pending):
                     options = cast("CallOptions", given)
                     self._watch(function.dispatch.submit(request.export, request.args, options), pending)
                 return
@@ -127,7 +142,38 @@ class LocalExecutor:
         except Exception as error:  # noqa: BLE001 - it is the call's outcome
             pending.settle(error)
 
-    def _run_here(
+    def begin_short(
+        self,
+        key: FunctionKey,
+        export: str | None,
+        grants: Grants,
+        memory_kind: MemoryKind | None,
+        gpu_bytes: int | None,
+    ) -> Function | None:
+        """Return a function if its next call with a device can be made on the calling thread, as one that is short.
+
+        That is so if it is loaded and one-shot, is seldom slow, and few others are made so. `end_short` is to be called
+        after it.
+        """
+        with self._lock:
+            function = self._functions.get(key)
+        if function is None or time.monotonic() < function.slow_until_s:
+            return None
+        if not function.dispatch.is_planned(export, grants, key.tenant, memory_kind):
+            return None
+        try:
+            self._admit(key.tenant, gpu_bytes)
+        except TensorWasmError:
+            return None  # as the outcome of a call that is submitted
+        return function if self._short.acquire(blocking=False) else None
+
+    def end_short(self, function: Function, began_s: float) -> None:
+        """Note that a short call has ended, which began at a time of the monotonic clock."""
+        self._short.release()
+        if time.monotonic() - began_s > SLOW_S:
+            function.slow_until_s = time.monotonic() + SLOW_FOR_S
+
+    def _run_short(
         self, function: Function, request: Request, given: dict[str, Any], pending: PendingInvocation
     ) -> bool:
         """Make a one-shot call on this thread, if its function is seldom slow and few others do; return whether it was.
@@ -136,7 +182,7 @@ class LocalExecutor:
         """
         began_s = time.monotonic()
         dispatch = function.dispatch
-        if began_s < function.slow_until_s or not self._here.acquire(blocking=False):
+        if began_s < function.slow_until_s or not self._short.acquire(blocking=False):
             return False
         try:
             if dispatch.plan(request.export, request.grants, request.tenant, request.memory_kind) is None:
@@ -144,9 +190,7 @@ class LocalExecutor:
             pending.waits = True
             run_call(lambda announce: dispatch.call(request.export, request.args, announce=announce, **given), pending)
         finally:
-            self._here.release()
-            if time.monotonic() - began_s > SLOW_S:
-                function.slow_until_s = time.monotonic() + SLOW_FOR_S
+            self.end_short(function, began_s)
         return True
 
     def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
@@ -156,14 +200,14 @@ class LocalExecutor:
         fiber.add_done_callback(partial(_pass_on, pending))
         pending.stop_with(fiber.cancel)
 
-    def _admit(self, request: Request) -> None:
-        """Open the tenant's account, with the request's cap."""
+    def _admit(self, tenant: str, gpu_bytes: int | None) -> None:
+        """Open a tenant's account, with a request's cap."""
         accounts = self._accounts = self._runtime.share().accounts
-        accounts.register(request.tenant, self._runtime.gpu_bytes if request.gpu_bytes is None else request.gpu_bytes)
+        accounts.register(tenant, self._runtime.gpu_bytes if gpu_bytes is None else gpu_bytes)
 
     def _load(self, request: Request, work: StopHook) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""
-        key = (request.tenant, request.name, request.limits, request.module)
+        key = FunctionKey(request.tenant, request.name, request.limits, request.module)
         with self._lock:
             found = self._functions.get(key)
         if found is not None:

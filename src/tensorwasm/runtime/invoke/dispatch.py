@@ -220,6 +220,10 @@ class Dispatcher:
                     self.plans[key] = plan
         return plan
 
+    def is_planned(self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> bool:
+        """Return whether a call is one-shot on the caller's thread and was planned before: `plan` is quick then."""
+        return (export, granted.cuda, bool(granted.directories), tenant, memory_kind) in self.plans
+
     # ---------------------------------------------------------------- as a fiber
 
     def submit(self, export: str | None, args: Sequence[object], options: CallOptions) -> Future[Invocation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -121,7 +122,7 @@ async def await_outcome(pending: Future[Invocation]) -> Invocation:
 
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Invocation] = loop.create_future()
-    pending.add_done_callback(partial(_hand_over, loop, answer))
+    pending.add_done_callback(partial(_hand_over, loop, answer, threading.get_ident()))
     try:
         return await answer
     finally:
@@ -136,7 +137,12 @@ async def locate_trap(error: BaseException | None) -> None:
         await asyncio.to_thread(getattr, error, "backtrace")
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Invocation], done: Future[Invocation]) -> None:
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Invocation], thread: int, done: Future[Invocation]
+) -> None:
+    if threading.get_ident() == thread:  # the loop has read the outcome itself
+        _resolve(answer, done)
+        return
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(_resolve, answer, done)
 

@@ -1,7 +1,9 @@
 """`Conversation`: a parent's or a front's connection to one worker process, from its start to its end.
 
-One thread serves it. Whatever the process does, it ends with an `Ending` and every descriptor closed, a process that
-this one has started gone and reaped; what the process was asked and did not answer is left to the caller.
+One thread holds it, and keeps its times. Others may serve it too, one at a time (`Conversation.turn`): a thread that
+has a request sends it itself, and an event loop reads the answers to its own. So no thread is woken for a call.
+Whatever the process does, the conversation ends with an `Ending` and every descriptor closed, a process that this one
+has started gone and reaped; what the process was asked and did not answer is left to the caller.
 """
 
 from __future__ import annotations
@@ -9,17 +11,18 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, Protocol
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceLost, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.flight import Flight, make_target, target_key
 from tensorwasm.runtime.workers.frames import (
-    FROM_WORKER,
     PROTOCOL,
     AskFrame,
     AskPartFrame,
@@ -37,7 +40,6 @@ from tensorwasm.runtime.workers.frames import (
     ReadyFrame,
     SetupFrame,
     SickFrame,
-    Splitter,
     StopFrame,
     TurnEndFrame,
     TurnFrame,
@@ -46,15 +48,19 @@ from tensorwasm.runtime.workers.frames import (
     WorkerFrame,
 )
 from tensorwasm.runtime.workers.kernels.asks import KernelAsks
+from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.outbox import Outbox, send_blob
 from tensorwasm.runtime.workers.outcomes import clean, describe_error
 from tensorwasm.runtime.workers.process import Ending, Patience, WorkerProcess, describe_exit
+from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter
 
-_READ_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 64 << 10  # more would be a mapping of its own for each read
 _KEPT_ERRORS_BYTES: Final = 4 << 10
 _EXIT_S: Final = 1.0
-_MODULE_BYTES: Final = 256 << 20
-_MODULES: Final = 32
+_TARGET_BYTES: Final = 256 << 20
+_TARGETS: Final = 4096
+_LOOK_S: Final = 1.0
+"""How often the times are looked at, which requests that were sent by other threads have, too."""
 _TO_PARENT: Final = (UnfitFrame, WishFrame, TurnEndFrame, AskFrame, AskPartFrame)
 """What no front is told: it compiles no kernels and gives no turns."""
 
@@ -85,6 +91,12 @@ class Owner(Protocol):
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
 
+    def serve(self) -> None:
+        """Give the process what waits for it, unless another thread is just doing that. Nobody's turn it is then."""
+
+    def wake(self) -> None:
+        """Have the thread that holds the conversation look after it."""
+
 
 class Conversation:
     """The talk with one process.
@@ -95,19 +107,28 @@ class Conversation:
         owner: told what happens, and asked what to do.
         waker: a descriptor that is readable when the owner has something to do.
         patience: how long the process gets.
+        reader: has an event loop read what the process says; None for the thread that holds the conversation.
 
     Attributes:
         flights: what the process was asked and has not answered, by number.
         charges: device and pinned bytes by tenant, as of the last heartbeat.
         answered: requests answered.
+        turn: held by the thread that serves this now. Who releases it calls `Owner.serve`.
         introduced: whether the process has said that it is ready.
         shared: whether it was given connections of fronts. What it then says of tenants whose calls are theirs is not
             verified: it can have kernels compiled and turns given in their names.
     """
 
     def __init__(
-        self, process: WorkerProcess, setup: SetupFrame | None, owner: Owner, waker: socket.socket, patience: Patience
+        self,
+        process: WorkerProcess,
+        setup: SetupFrame | None,
+        owner: Owner,
+        waker: socket.socket,
+        patience: Patience,
+        reader: LoopReader | None = None,
     ) -> None:
+        self.turn = threading.Lock()
         self.flights: dict[int, Flight] = {}
         self.charges: dict[str, tuple[int, int]] = {}
         self.answered = 0
@@ -118,8 +139,8 @@ class Conversation:
         self._patience = patience
         self._outbox = Outbox()
         self._splitter = Splitter(FROM_WORKER)
-        self._modules: LruCache[int] = LruCache(_MODULES, _MODULE_BYTES)
-        self._blobs = count(1)
+        self._targets: LruCache[int] = LruCache(_TARGETS, _TARGET_BYTES)
+        self._numbers = count(1)
         self._tenants: set[str] = set()
         self._overdue: dict[int, float] = {}
         self._asks = KernelAsks()
@@ -132,28 +153,45 @@ class Conversation:
         self._ends_at_s = time.monotonic() + patience.start_s
         self._late = f"was not ready within {patience.start_s:g} s"
         self._stopping = False
-        self._outbox.put([] if setup is None else [setup])
+        self._read_at_s = 0.0
+        if setup is not None:
+            self._outbox.add(setup)
+        self._watched = reader is not None and reader.watch(process.link, self._read_there)
 
     def send(self, flight: Flight) -> None:
         """Give the process a request."""
         self.flights[flight.number] = flight
         self._overdue[flight.number] = flight.overdue_at_s()
-        self._tenants.add(flight.request.tenant)
-        self._outbox.put(self._tell(flight))
+        request = flight.request
+        self._tenants.add(request.tenant)
+        target = None if request.stdin or request.input or self._outbox.lazy else self._targets.get(target_key(request))
+        if target is not None:
+            self._outbox.add(flight.frame(target))
+        else:
+            self._outbox.put(self._tell(flight))
+
+    def flush(self) -> None:
+        """Send what the socket takes now. Whose turn it is may call this."""
+        try:
+            self._outbox.flush(self._process.link)
+        except OSError:  # it has gone; what it had said is still read, to the end
+            self._outbox = Outbox()
+        if not self._outbox.empty:
+            self._owner.wake()  # to wait until the socket takes more
 
     def cancel(self, flight: Flight, *, stop: bool) -> None:
         """Tell the process that nobody takes a request's output any more, nor waits for it if it is to stop."""
         if flight.number in self.flights:
-            self._outbox.put([CancelFrame(flight.number, stop)])
+            self._outbox.add(CancelFrame(flight.number, stop))
 
     def credit(self, flight: Flight, parts: int) -> None:
         """Tell the process that so many parts of a request's output were taken."""
         if flight.number in self.flights:
-            self._outbox.put([CreditFrame(flight.number, parts)])
+            self._outbox.add(CreditFrame(flight.number, parts))
 
     def order(self, order: TurnOrder) -> None:
         """Tell the process whose turn on the device it is."""
-        self._outbox.put([TurnFrame(order.contested, order.number, order.tenant or None, order.length_ns)])
+        self._outbox.add(TurnFrame(order.contested, order.number, order.tenant or None, order.length_ns))
 
     def admit(self, link: socket.socket) -> None:
         """Hand the process the connection of a front; this end is closed."""
@@ -167,7 +205,7 @@ class Conversation:
     def _tell_kernel(self, ask: int, outcome: bytes | TensorWasmError) -> Iterator[WorkerFrame]:
         """Yield the frames of an answer; the ask counts until they are sent, because a process may not read them."""
         if isinstance(outcome, bytes):
-            blob = next(self._blobs)
+            blob = next(self._numbers)
             yield from send_blob(blob, outcome)
             yield KernelFrame(ask, blob)
         else:
@@ -178,36 +216,70 @@ class Conversation:
         """Have the process leave."""
         if not self._stopping:
             self._stopping = True
-            self._outbox.put([StopFrame()])
+            self._outbox.add(StopFrame())
             grace_s = self._patience.stop_s if self.introduced else 0.0
             self._ends_at_s, self._late = time.monotonic() + grace_s, "did not leave"
 
     def hold(self) -> Ending:
         """Talk until the process has ended; it is gone when this returns."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.link, selectors.EVENT_READ, self._exchange)
             if self._process.errors is not None:
                 selector.register(self._process.errors, selectors.EVENT_READ, self._keep_errors)
             selector.register(self._waker, selectors.EVENT_READ, self._wake)
-            try:
-                while self._ending is None:
-                    self._turn(selector)
-            except BrokenFrame as error:
-                self._ending = f"broke the protocol ({clean(str(error))})"
+            while self._ending is None:
+                with self.turn:
+                    wait_s = self._attend(selector)
+                self._owner.serve()
+                if self._ending is None:
+                    for key, events in selector.select(wait_s):
+                        handler: Callable[[selectors.BaseSelector, int], None] = key.data
+                        with self.turn:
+                            handler(selector, events)
+        with self.turn:  # who serves it just now comes to an end first, and nobody begins any more
+            pass
         return self._end()
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    @property
+    def open(self) -> bool:
+        """Whether the process takes requests. Holds for as long as the caller has the turn."""
+        return self.introduced and self._ending is None
+
+    def _attend(self, selector: selectors.BaseSelector) -> float:
+        """Do what is to be done now; return for how long there will be nothing."""
         now_s = time.monotonic()
         wake_at_s = self._owner.attend(self, now_s)
+        if self._watched and now_s - self._read_at_s >= _LOOK_S:  # an event loop may be late, or stand still
+            self._read()
         self._check_clock(now_s)
         if self._ending is not None:
-            return
-        wanted = selectors.EVENT_READ | (0 if self._outbox.empty else selectors.EVENT_WRITE)
-        selector.modify(self._process.link, wanted, self._exchange)
-        times = [self._ends_at_s, *self._overdue.values(), *([] if wake_at_s is None else [wake_at_s])]
-        for key, events in selector.select(max(0.0, min(times) - now_s)):
-            handler: Callable[[selectors.BaseSelector, int], None] = key.data
-            handler(selector, events)
+            return 0.0
+        self.flush()
+        wanted = (0 if self._watched else selectors.EVENT_READ) | (0 if self._outbox.empty else selectors.EVENT_WRITE)
+        self._listen(selector, wanted)
+        times = [self._ends_at_s, now_s + _LOOK_S, *self._overdue.values(), *([] if wake_at_s is None else [wake_at_s])]
+        return max(0.0, min(times) - now_s)
+
+    def _listen(self, selector: selectors.BaseSelector, wanted: int) -> None:
+        """Have the selector look for what is wanted of the connection."""
+        link = self._process.link
+        known = link in selector.get_map()
+        if not wanted and known:
+            selector.unregister(link)
+        elif wanted and known:
+            selector.modify(link, wanted, self._exchange)
+        elif wanted:
+            selector.register(link, wanted, self._exchange)
+
+    def _read_there(self) -> bool:
+        """Read what the process has said, on an event loop's thread; return False once the conversation has ended."""
+        if self._ending is None:
+            with self.turn:
+                if self._ending is None:
+                    self._read()
+            self._owner.serve()
+            if self._ending is not None:
+                self._owner.wake()
+        return self._ending is None
 
     def _check_clock(self, now_s: float) -> None:
         if now_s >= self._ends_at_s:
@@ -217,14 +289,12 @@ class Conversation:
 
     def _exchange(self, _: selectors.BaseSelector, events: int) -> None:
         if events & selectors.EVENT_WRITE:
-            try:
-                self._outbox.flush(self._process.link)
-            except OSError:  # it has gone; what it had said is still read, to the end
-                self._outbox = Outbox()
-        if events & selectors.EVENT_READ:
+            self.flush()
+        if events & selectors.EVENT_READ and self._ending is None:
             self._read()
 
     def _read(self) -> None:
+        self._read_at_s = time.monotonic()
         try:
             data = self._process.link.recv(_READ_BYTES)
         except BlockingIOError:
@@ -233,8 +303,11 @@ class Conversation:
             data = b""
         if not data:
             self._ending = ""
-        for frame in self._splitter.feed(data):
-            self._take(frame)
+        try:
+            for frame in self._splitter.feed(data):
+                self._take(frame)
+        except BrokenFrame as error:
+            self._ending = f"broke the protocol ({clean(str(error))})"
 
     def _wake(self, _: selectors.BaseSelector, _events: int) -> None:
         try:
@@ -346,24 +419,28 @@ class Conversation:
         self.answered += 1
 
     def _tell(self, flight: Flight) -> Iterator[WorkerFrame]:
-        """Yield the frames of a request: the blobs that the process lacks, and the call."""
+        """Yield the frames of a request: the target and the blobs that the process lacks, and the call."""
         request = flight.request
-        key = (request.tenant, request.module)
-        module = self._modules.get(key)
-        if module is None:
-            module = next(self._blobs)
-            gone = self._modules.put(key, module, len(request.module))
+        key = target_key(request)
+        target = self._targets.get(key)
+        if target is None:
+            module, target = next(self._numbers), next(self._numbers)
+            gone = self._targets.put(key, target, len(request.module))
             yield from send_blob(module, request.module)
+            yield make_target(request, target, module)
             yield from (ForgetFrame(each) for each in gone)
         blobs = []
         for data in (request.stdin, request.input):
-            blobs.append(next(self._blobs) if data else None)
+            blobs.append(next(self._numbers) if data else None)
             if blobs[-1] is not None:
                 yield from send_blob(blobs[-1], data)
-        yield flight.frame(module, *blobs)
+        yield flight.frame(target, *blobs)
 
     def _end(self) -> Ending:
         self._process.wait(_EXIT_S if not self._ending else 0.0)
+        if self._watched:  # the loop's descriptor of it ends, too
+            with suppress(OSError):
+                self._process.link.shutdown(socket.SHUT_RDWR)
         orphan, status = self._process.orphan, self._process.end()
         text = self._ending or describe_exit(status)
         if self._errors and status:

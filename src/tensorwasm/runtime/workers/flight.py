@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import astuple
 from functools import partial
 from typing import Final, Protocol
@@ -14,7 +14,15 @@ from typing import Final, Protocol
 from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
-from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, DoneFrame, FailedFrame, InvokeFrame, OutputFrame
+from tensorwasm.runtime.workers.frames import (
+    WINDOW,
+    BrokenFrame,
+    DoneFrame,
+    FailedFrame,
+    InvokeFrame,
+    OutputFrame,
+    TargetFrame,
+)
 from tensorwasm.runtime.workers.outcomes import rebuild_error, rebuild_result
 from tensorwasm.values import MIB, Deadline
 
@@ -40,7 +48,7 @@ class Carrier(Protocol):
 
 
 class Flight:
-    """One request. Its worker's keeper alone uses it once it was handed over.
+    """One request. Who serves its worker's conversation alone uses it once it was handed over.
 
     Args:
         number: the request's, never used twice.
@@ -64,13 +72,7 @@ class Flight:
         self._delivery: Delivery | None = None
         if listener is not None:
             self._delivery = Delivery(listener, partial(carrier.credit, self), partial(carrier.hush, self))
-        self._left_bytes = {
-            "stdout": request.limits.output_bytes,
-            "stderr": request.limits.output_bytes,
-            "chunk": _CHUNKS_BYTES,
-        }
-        self._written = {"stdout": bytearray(), "stderr": bytearray()}
-        self._chunks: list[bytes] = []
+        self._output: _Output | None = None  # most calls have none
 
     @property
     def streams(self) -> bool:
@@ -81,9 +83,9 @@ class Flight:
         """Return when, on the monotonic clock, a worker that was given the request now has failed to answer it."""
         return time.monotonic() + min(self.deadline.remaining_s(), self.request.limits.wall_s) + OVERDUE_S
 
-    def frame(self, module: int, stdin: int | None, given: int | None) -> InvokeFrame:
-        """Return the request as a worker is told it, its bytes by the numbers of their blobs."""
-        return make_invoke(self.request, self.number, module, stdin, given, self._left_s(), stream=self.streams)
+    def frame(self, target: int, stdin: int | None = None, given: int | None = None) -> InvokeFrame:
+        """Return the request as a worker is told it, what it calls and its bytes by their numbers."""
+        return make_invoke(self.request, self.number, target, stdin, given, self._left_s(), stream=self.streams)
 
     def take(self, output: OutputFrame) -> bool:
         """Take a part of the output; return False if nobody takes any.
@@ -91,15 +93,12 @@ class Flight:
         Raises:
             BrokenFrame: more than the guest could have written, or than was asked for.
         """
-        self._left_bytes[output.name] -= len(output.data)
-        if self._left_bytes[output.name] < 0:
-            raise BrokenFrame(f"more {output.name} than a guest may write")
+        if self._output is None:
+            self._output = _Output(self.request.limits.output_bytes)
+        self._output.charge(output)
         if self._delivery is not None:
             return self._delivery.put(output.name, output.data)
-        if output.name == "chunk":
-            self._chunks.append(output.data)
-        else:
-            self._written[output.name] += output.data
+        self._output.keep(output)
         return True
 
     def finish(self, done: DoneFrame) -> None:
@@ -108,8 +107,7 @@ class Flight:
         Raises:
             BrokenFrame: it is no result of this request; the ticket has no outcome yet.
         """
-        out, err = (bytes(self._written[name]) for name in ("stdout", "stderr"))
-        self._settle(rebuild_result(done, self.request.export, out, err, tuple(self._chunks)))
+        self._settle(rebuild_result(done, self.request.export, *self._taken()))
 
     def fail(self, failed: FailedFrame) -> None:
         """End with the error that a worker answered."""
@@ -118,8 +116,12 @@ class Flight:
     def end(self, error: TensorWasmError) -> None:
         """End with an error."""
         if isinstance(error, GuestError | DeviceLost):
-            error.stdout, error.stderr = (bytes(self._written[name]) for name in ("stdout", "stderr"))
+            error.stdout, error.stderr, _ = self._taken()
         self._settle(error)
+
+    def _taken(self) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """Return standard output, standard error and the chunks."""
+        return _NONE if self._output is None else self._output.taken()
 
     def _settle(self, outcome: Invocation | TensorWasmError) -> None:
         delivery = self._delivery
@@ -136,6 +138,35 @@ class Flight:
 
     def _left_s(self) -> float | None:
         return None if self.deadline.at_ns is None else self.deadline.remaining_s()
+
+
+_NONE: Final = b"", b"", ()
+
+
+class _Output:
+    """What a guest wrote, and how much more it may write of each kind."""
+
+    def __init__(self, output_bytes: int) -> None:
+        self._left_bytes = {"stdout": output_bytes, "stderr": output_bytes, "chunk": _CHUNKS_BYTES}
+        self._written = {"stdout": bytearray(), "stderr": bytearray()}
+        self._chunks: list[bytes] = []
+
+    def charge(self, output: OutputFrame) -> None:
+        """Count a part, or raise `BrokenFrame` if it is more than the guest could have written."""
+        self._left_bytes[output.name] -= len(output.data)
+        if self._left_bytes[output.name] < 0:
+            raise BrokenFrame(f"more {output.name} than a guest may write")
+
+    def keep(self, output: OutputFrame) -> None:
+        """Keep a part that nobody listens to."""
+        if output.name == "chunk":
+            self._chunks.append(output.data)
+        else:
+            self._written[output.name] += output.data
+
+    def taken(self) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """Return standard output, standard error and the chunks."""
+        return bytes(self._written["stdout"]), bytes(self._written["stderr"]), tuple(self._chunks)
 
 
 class Delivery:
@@ -211,35 +242,56 @@ class Delivery:
             self._credit(due)
 
 
+def target_key(request: Request) -> Hashable:
+    """Return what a request has in common with others of the same target."""
+    return (
+        request.tenant,
+        request.module,
+        request.name,
+        request.grants,
+        request.limits,
+        request.memory_kind,
+        request.weight,
+    )
+
+
+def make_target(request: Request, target: int, module: int) -> TargetFrame:
+    """Return what a request has in common with others as a frame, its module by the number of its blob."""
+    memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes, stdin_bytes = astuple(request.limits)
+    return TargetFrame(
+        target=target,
+        module=module,
+        name=request.name,
+        cuda=request.grants.cuda,
+        weight=request.weight,
+        directories=tuple((each.host_path, each.guest_path, each.writable) for each in request.grants.directories),
+        tenant=request.tenant,
+        limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),
+        memory_kind=request.memory_kind,
+    )
+
+
 def make_invoke(
     request: Request,
     number: int,
-    module: int,
+    target: int,
     stdin: int | None,
     given: int | None,
     left_s: float | None,
     *,
     stream: bool,
 ) -> InvokeFrame:
-    """Return a request as a frame."""
-    memory_bytes, table_elements, module_bytes, stack_bytes, wall_s, output_bytes, stdin_bytes = astuple(request.limits)
+    """Return what is a request's own as a frame."""
     return InvokeFrame(
-        request=number,
-        module=module,
-        name=request.name,
-        export=request.export,
-        args=tuple(request.args),
-        argv=tuple(request.argv) if request.argv is not None else None,
-        env=tuple(request.env),
-        stdin=stdin,
-        input=given,
-        cuda=request.grants.cuda,
-        weight=request.weight,
-        directories=tuple((each.host_path, each.guest_path, each.writable) for each in request.grants.directories),
-        tenant=request.tenant,
-        limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),
-        deadline_s=left_s,
-        memory_kind=request.memory_kind,
-        gpu_bytes=request.gpu_bytes,
-        stream=stream,
+        number,
+        target,
+        request.export,
+        tuple(request.args),
+        left_s,
+        request.gpu_bytes,
+        stream,
+        tuple(request.argv) if request.argv is not None else None,
+        tuple(request.env),
+        stdin,
+        given,
     )

@@ -1,19 +1,11 @@
-"""The protocol between parent and worker, and its encoding on the socket.
+"""The protocol between parent and worker: the frames that each may send.
 
-A frame is a header of five bytes, kind and length of the body (unsigned, big-endian), and a body in MessagePack, the
-array of one structure's fields. So the length is checked before the body is allocated, and the body decoded as that
-structure alone. Large data goes in parts of at most `PART_BYTES`, for which small frames do not wait long.
-
-Frames from a worker are hostile. One that is too long, of an unknown kind, of wrong types, or has a field too many
-raises `BrokenFrame`, and the reader must end the conversation. Source: MessagePack specification.
+Large data goes in parts of at most `PART_BYTES`, for which small frames do not wait long. What the calls of a function
+have in common is sent once, so that a call is a few dozen bytes. `tensorwasm.runtime.workers.wire` has the encoding.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -23,18 +15,15 @@ from tensorwasm.errors import MAX_NAME
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.ptx.guarded import Width
-from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, TEXT_BYTES, Argument
+from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, Argument
 from tensorwasm.values import MAX_WEIGHT, Isolation, MemoryKind
 
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
 WINDOW: Final = 32
 """Parts of a call's output that a worker sends before its listener has taken any; then its guest waits for credit."""
-
-_READ_BYTES: Final = 256 << 10
-_HEADER: Final = struct.Struct(">BI")
 
 Identity = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -86,32 +75,39 @@ class BlobPartFrame(WorkerFrame, frozen=True):
 
 
 class ForgetFrame(WorkerFrame, frozen=True):
-    """To a worker: a blob that is not needed again. Calls that were sent before go on."""
+    """To a worker: a blob or a target that is not needed again. Calls that were sent before go on."""
 
-    blob: Identity
+    number: Identity
+
+
+class TargetFrame(WorkerFrame, frozen=True):
+    """To a worker: what calls have in common; `tensorwasm.runtime.executor.request.Request` documents the fields."""
+
+    target: Identity  # of the numbers of blobs, and like these never used again
+    module: Identity  # number of a complete blob
+    name: Name
+    cuda: bool
+    weight: Weight
+    directories: tuple[tuple[Name, Name, bool], ...]
+    tenant: Tenant
+    limits: tuple[Count, Count, Count, Count, float, Count, Count]
+    memory_kind: MemoryKind | None
 
 
 class InvokeFrame(WorkerFrame, frozen=True):
     """To a worker: make a call; `tensorwasm.runtime.executor.request.Request` documents the fields."""
 
     request: Identity  # the number of its outcome, never used twice
-    module: Identity  # number of a complete blob
-    name: Name
+    target: Identity  # number of a target
     export: Name | None
     args: tuple[Argument, ...]
-    argv: tuple[Name, ...] | None
-    env: tuple[tuple[Name, Name], ...]
-    stdin: Identity | None  # number of a complete blob, which is forgotten with this; None for nothing
-    input: Identity | None  # the same
-    cuda: bool
-    weight: Weight
-    directories: tuple[tuple[Name, Name, bool], ...]
-    tenant: Tenant
-    limits: tuple[Count, Count, Count, Count, float, Count, Count]
     deadline_s: float | None  # seconds left
-    memory_kind: MemoryKind | None
     gpu_bytes: Count | None
-    stream: bool  # output is wanted as it is written
+    stream: bool = False  # output is wanted as it is written
+    argv: tuple[Name, ...] | None = None
+    env: tuple[tuple[Name, Name], ...] = ()
+    stdin: Identity | None = None  # number of a complete blob, which is forgotten with this; None for nothing
+    input: Identity | None = None  # the same
 
 
 class CancelFrame(WorkerFrame, frozen=True):
@@ -238,7 +234,7 @@ class OutputFrame(WorkerFrame, frozen=True):
 class GpuUsage(WorkerFrame, frozen=True):
     """What a guest held on the device at its end, as `tensorwasm.gpu.session.SessionStatistics` has it."""
 
-    counts: dict[Word, Count]
+    counts: tuple[Count, ...]  # in the order of `tensorwasm.runtime.workers.outcomes.COUNTS`
     abandoned: bool
 
 
@@ -288,113 +284,3 @@ class SickFrame(WorkerFrame, frozen=True):
     """From a worker: its device is lost. It answers what it has and takes nothing more."""
 
     message: Text
-
-
-_SMALL: Final = 4 << 10
-_OF_A_PART: Final = PART_BYTES + 64
-
-
-@dataclass(frozen=True, slots=True)
-class FrameKind:
-    """The encoding of one kind of frame."""
-
-    code: int  # in the header
-    type: type[WorkerFrame]  # the structure
-    limit_bytes: int  # most bytes of its body
-    decoder: msgspec.msgpack.Decoder[WorkerFrame]  # reads the body
-
-
-def _table(*rows: tuple[int, type[WorkerFrame], int]) -> dict[int, FrameKind]:
-    return {code: FrameKind(code, each, limit, msgspec.msgpack.Decoder(each)) for code, each, limit in rows}
-
-
-TO_WORKER: Final = _table(
-    (1, SetupFrame, _SMALL),
-    (2, BlobFrame, _SMALL),
-    (3, BlobPartFrame, _OF_A_PART),
-    (4, ForgetFrame, _SMALL),
-    (5, InvokeFrame, TEXT_BYTES + _SMALL),
-    (6, CancelFrame, _SMALL),
-    (7, StopFrame, _SMALL),
-    (8, CreditFrame, _SMALL),
-    (9, TurnFrame, _SMALL),
-    (10, KernelFrame, _SMALL),
-    (11, NoKernelFrame, 64 << 10),
-)
-"""What a parent may say."""
-
-FROM_WORKER: Final = _table(
-    (65, ReadyFrame, 64 << 10),
-    (66, UnfitFrame, 64 << 10),
-    (67, BeatFrame, 1 << 20),
-    (68, OutputFrame, _OF_A_PART),
-    (69, DoneFrame, 256 << 10),
-    (70, FailedFrame, 64 << 10),
-    (71, SickFrame, 64 << 10),
-    (72, LongWorkFrame, _SMALL),
-    (73, WishFrame, 1 << 20),
-    (74, TurnEndFrame, _SMALL),
-    (75, AskFrame, TEXT_BYTES + _SMALL),
-    (76, AskPartFrame, _OF_A_PART),
-)
-"""What a worker may say."""
-
-_KINDS: Final = {kind.type: kind for kind in (*TO_WORKER.values(), *FROM_WORKER.values())}
-_encoder: Final = msgspec.msgpack.Encoder()
-
-
-def encode(frame: WorkerFrame) -> bytes:
-    """Return a frame as it is sent; raise `BrokenFrame` if it is too long, or holds what MessagePack cannot."""
-    kind = _KINDS[type(frame)]
-    try:
-        body = _encoder.encode(frame)
-    except (ValueError, TypeError, OverflowError, UnicodeError) as error:
-        raise BrokenFrame(str(error)) from None
-    if len(body) > kind.limit_bytes:
-        raise BrokenFrame(f"{len(body)} bytes for a {kind.type.__name__}, at most {kind.limit_bytes}")
-    return _HEADER.pack(kind.code, len(body)) + body
-
-
-class Splitter:
-    """Makes frames of a stream that arrives in pieces of any size. Holds at most one frame and what was just fed."""
-
-    def __init__(self, kinds: dict[int, FrameKind]) -> None:
-        self._kinds = kinds
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[WorkerFrame]:
-        """Yield the frames that are complete with this data; take all of them before feeding again.
-
-        A frame that the other side may not send raises `BrokenFrame`, and the stream cannot be read any further.
-        """
-        self._pending += data
-        start = 0
-        try:
-            while len(self._pending) - start >= _HEADER.size:
-                code, length = _HEADER.unpack_from(self._pending, start)
-                kind = self._require(code, length)
-                end = start + _HEADER.size + length
-                if end > len(self._pending):
-                    return
-                body, start = bytes(memoryview(self._pending)[start + _HEADER.size : end]), end
-                yield _decode(kind, body)
-        finally:
-            del self._pending[:start]
-
-    def _require(self, code: int, length: int) -> FrameKind:
-        kind = self._kinds.get(code)
-        if kind is None:
-            raise BrokenFrame(f"a frame of the unknown kind {code}")
-        if length > kind.limit_bytes:
-            raise BrokenFrame(f"a {kind.type.__name__} of {length} bytes, at most {kind.limit_bytes}")
-        return kind
-
-
-def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:
-    try:
-        frame = kind.decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BrokenFrame(f"no {kind.type.__name__}: {str(error)[:200]}") from None
-    if isinstance(frame, DoneFrame) and not math.isfinite(frame.elapsed_s):
-        raise BrokenFrame("no Done: it took no finite time")
-    return frame

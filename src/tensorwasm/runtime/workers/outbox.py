@@ -6,24 +6,37 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from tensorwasm.runtime.workers.frames import PART_BYTES, BlobFrame, BlobPartFrame, WorkerFrame, encode
+from tensorwasm.runtime.workers.frames import PART_BYTES, BlobFrame, BlobPartFrame, WorkerFrame
+from tensorwasm.runtime.workers.wire import encode
 
 
 class Outbox:
-    """Frames on their way to a process. They are encoded as they are sent, so that nothing large is held twice."""
+    """Frames on their way to a process. Large ones are encoded as they are sent, so that nothing is held twice."""
 
     def __init__(self) -> None:
         self._frames: deque[Iterator[WorkerFrame]] = deque()
-        self._rest = memoryview(b"")
+        self._encoded = bytearray()
 
     @property
     def empty(self) -> bool:
         """Whether all was sent."""
-        return not self._rest and not self._frames
+        return not self._encoded and not self._frames
+
+    @property
+    def lazy(self) -> bool:
+        """Whether frames wait that were not made yet."""
+        return bool(self._frames)
 
     def put(self, frames: Iterable[WorkerFrame]) -> None:
-        """Have frames sent, after those before."""
+        """Have frames sent, after those before; an iterator makes its own as they are sent."""
         self._frames.append(iter(frames))
+
+    def add(self, frame: WorkerFrame) -> None:
+        """Have a small frame sent, after those before."""
+        if self._frames:
+            self._frames.append(iter((frame,)))
+        else:
+            self._encoded += encode(frame)
 
     def flush(self, link: socket.socket) -> None:
         """Send what the socket takes now.
@@ -31,18 +44,18 @@ class Outbox:
         Raises:
             OSError: the other side has gone.
         """
-        while self._rest or self._refill():
+        while self._encoded or self._refill():
             try:
-                sent = link.send(self._rest)
+                sent = link.send(self._encoded)
             except BlockingIOError:
                 return
-            self._rest = self._rest[sent:]
+            del self._encoded[:sent]
 
     def _refill(self) -> bool:
         while self._frames:
             frame = next(self._frames[0], None)
             if frame is not None:
-                self._rest = memoryview(encode(frame))
+                self._encoded += encode(frame)
                 return True
             self._frames.popleft()
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 from tensorwasm import errors
@@ -160,16 +161,23 @@ def _by_kind() -> dict[str, type[TensorWasmError]]:
 
 _CLASSES: Final = _by_kind()
 
-_RESULT_FIELDS: Final = (
-    "export", "values", "result_types", "exit_code", "elapsed_s", "stdout_truncated", "stderr_truncated"
-)  # fmt: skip
+COUNTS: Final = tuple(name for name in SessionStatistics._fields if name != "abandoned")
+"""The figures of a GPU session, in the order in which a frame has them."""
 
 
 def describe_result(request: int, outcome: Invocation) -> DoneFrame:
     """Return the frame for a call's result, apart from its output."""
-    gpu = outcome.gpu
-    usage = GpuUsage(_pick(gpu, sorted(_COUNTS)), gpu.abandoned) if gpu is not None else None
-    return DoneFrame(request=request, gpu=usage, **_pick(outcome, _RESULT_FIELDS))
+    return DoneFrame(
+        request,
+        outcome.export,
+        outcome.values,
+        outcome.result_types,  # type: ignore[arg-type]  # a module has no others
+        outcome.exit_code,
+        outcome.elapsed_s,
+        _describe_gpu(outcome.gpu) if outcome.gpu is not None else None,
+        outcome.stdout_truncated,
+        outcome.stderr_truncated,
+    )
 
 
 def rebuild_result(
@@ -179,14 +187,25 @@ def rebuild_result(
 
     Raises `BrokenFrame` if it is no result of that call.
     """
-    if done.export not in (DEFAULT_EXPORTS if wanted is None else (wanted,)):
+    if done.export != wanted and (wanted is not None or done.export not in DEFAULT_EXPORTS):
         raise BrokenFrame("the result of another export")
     if done.values and len(done.values) != len(done.result_types):
         raise BrokenFrame(f"{len(done.values)} values of {len(done.result_types)} types")
     for kind, value in zip(done.result_types, done.values, strict=False):
         _require_fit(kind, value)
-    gpu = _rebuild_gpu(done.gpu) if done.gpu is not None else None
-    return Invocation(stdout=stdout, stderr=stderr, chunks=chunks, gpu=gpu, **_pick(done, _RESULT_FIELDS))
+    return Invocation(
+        done.export,
+        done.values,
+        done.result_types,
+        done.exit_code,
+        stdout,
+        stderr,
+        chunks,
+        done.elapsed_s,
+        _rebuild_gpu(done.gpu) if done.gpu is not None else None,
+        done.stdout_truncated,
+        done.stderr_truncated,
+    )
 
 
 def _require_fit(kind: str, value: float) -> None:
@@ -199,10 +218,14 @@ def _require_fit(kind: str, value: float) -> None:
         raise BrokenFrame(f"a value that is no {kind}")
 
 
-_COUNTS: Final = frozenset(SessionStatistics._fields) - {"abandoned"}
+@lru_cache(maxsize=64)
+def _describe_gpu(gpu: SessionStatistics) -> GpuUsage:
+    """Return a session's figures as a frame has them; many sessions have equal ones."""
+    return GpuUsage(tuple(getattr(gpu, name) for name in COUNTS), gpu.abandoned)
 
 
+@lru_cache(maxsize=64)
 def _rebuild_gpu(gpu: GpuUsage) -> SessionStatistics:
-    if gpu.counts.keys() != _COUNTS:
+    if len(gpu.counts) != len(COUNTS):
         raise BrokenFrame("other figures of a GPU session than there are")
-    return SessionStatistics(**gpu.counts, abandoned=gpu.abandoned)
+    return SessionStatistics(**dict(zip(COUNTS, gpu.counts, strict=True)), abandoned=gpu.abandoned)

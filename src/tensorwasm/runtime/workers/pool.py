@@ -31,6 +31,7 @@ from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
+from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker
@@ -134,6 +135,7 @@ class WorkerExecutor:
         self._turns = [TurnScheduler(self._weigh) for _ in self.devices]
         guarded = self.isolation == "guarded"
         self._kernels = KernelService(open_kernel_folder()) if guarded and not emulated else None
+        self._reader: LoopReader | None = None
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -149,7 +151,12 @@ class WorkerExecutor:
             flight = Flight(next(self._requests), self._within_quota(request, worker), listener, worker)
             worker.submit(flight)
         self._running.enter(request.tenant, flight.ticket)
+        worker.begin()
         return flight.ticket
+
+    def read_on(self, reader: LoopReader) -> None:
+        """Have an event loop read what the processes of workers say that are started from now on."""
+        self._reader = reader
 
     def connect(self, link: socket.socket, device: int, *, long: bool = False) -> None:
         """Give the worker that tenants share on a device, by its index, the connection of a front.
@@ -318,10 +325,11 @@ class WorkerExecutor:
         if self._kernels is not None:
             notices = replace(notices, compile=self._kernels.submit, know=self._kernels.know)
         if self._broker is None or owner is not None:
-            worker = Worker(number, options, owner, notices)
+            worker = Worker(number, options, owner, notices, reader=self._reader)
         else:
             options = replace(options, backoff=_ASKING)
-            worker = Worker(number, options, owner, notices, partial(self._broker.connect, start.device, long=long))
+            connector = partial(self._broker.connect, start.device, long=long)
+            worker = Worker(number, options, owner, notices, connector, self._reader)
         placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
         return placed
 

@@ -1,7 +1,8 @@
 """`Worker`: one worker of an executor, whose processes may be replaced.
 
-A supervising thread starts the process, talks to it and replaces it. It alone uses the process's state; other threads
-leave their requests and orders in two queues and wake it. A request that was given to a process is never given to
+A supervising thread starts the process, holds the conversation with it and replaces it. Other threads leave their
+requests in a queue and give them to the process themselves (`Worker.serve`), and leave orders in another one, for which
+they wake it. A request that was given to a process is never given to
 another, because it may have had effects; waiting requests go on to the next one.
 """
 
@@ -28,6 +29,7 @@ from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
+from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
 from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess, make_environment
@@ -51,6 +53,7 @@ class Worker:
             its compiler is known to crash, which would end the other tenants' calls.
         notices: to its owner.
         connector: connects to a process that a broker has started, or raises `TensorWasmError`; None starts processes.
+        reader: has an event loop read what processes say, None for the supervising thread.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class Worker:
         tenant: str | None = None,
         notices: Notices = _UNHEARD,
         connector: Connector | None = None,
+        reader: LoopReader | None = None,
     ) -> None:
         self.number = number
         self.tenant = tenant
         self._options = options
         self._notices = notices
         self._connector = connector
+        self._reader = reader
         self.lifecycle = Lifecycle(options.backoff)
         self._lock = threading.Lock()
         self._waiting: deque[Flight] = deque()
@@ -104,7 +109,10 @@ class Worker:
         return talk.charges.get(tenant, (0, 0))[0] if talk is not None else 0
 
     def submit(self, flight: Flight) -> None:
-        """Take a request, or raise `CapacityExhausted`, or `DeviceUnavailable` if this was given up."""
+        """Take a request, or raise `CapacityExhausted`, or `DeviceUnavailable` if this was given up.
+
+        `begin` is to be called next, without locks.
+        """
         with self._lock:
             if not self.lifecycle.takes:
                 raise self.refusal()
@@ -114,7 +122,34 @@ class Worker:
                     "as many as WorkerOptions.requests lets it; try again when some have ended"
                 )
             self._waiting.append(flight)
-        self._wake()
+
+    def begin(self) -> None:
+        """Give the process what was taken: at once, or on an event loop's thread at its next turn, with all others."""
+        if self._reader is not None and self._reader.here:
+            self._reader.soon(self.serve)
+        else:
+            self.serve()
+
+    def serve(self) -> None:
+        """Give the process what waits for it, unless another thread is just doing that."""
+        while self._waiting:
+            talk = self._talk
+            if talk is None or not talk.open or self.lifecycle.state is not State.READY:
+                self.wake()
+                return
+            if not talk.turn.acquire(blocking=False):
+                return  # whose turn it is does this next
+            try:
+                if talk.open:
+                    self._hand_over(talk)
+                    talk.flush()
+            finally:
+                talk.turn.release()
+
+    def _hand_over(self, talk: Conversation) -> None:
+        with self._lock:
+            while self._waiting:
+                talk.send(self._waiting.popleft())
 
     def cancel(self, flight: Flight) -> None:
         """End a request whose outcome is not wanted any more."""
@@ -148,7 +183,7 @@ class Worker:
             if not self.lifecycle.takes:
                 raise self.refusal()
             self._orders.append(partial(self._join, link))
-        self._wake()
+        self.wake()
 
     def _join(self, link: socket.socket, talk: Conversation | None) -> None:
         if talk is None or self.lifecycle.state is State.DRAINING:
@@ -197,9 +232,10 @@ class Worker:
     def _order(self, order: Callable[[Conversation | None], object]) -> None:
         with self._lock:
             self._orders.append(order)
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the supervising thread look after the process. From any thread."""
         with self._lock, contextlib.suppress(OSError):  # full: it is awake; closed: it is gone
             self._waker.send(b"\0")
 
@@ -248,7 +284,7 @@ class Worker:
         asks = self._notices.compile is not None and options.isolation == "guarded"
         setup = None if self._connector else options.setup(asks=asks, jit=self.tenant is not None)
         self._pid = process.pid
-        self._talk = talk = Conversation(process, setup, self, self._woken, options.patience)
+        self._talk = talk = Conversation(process, setup, self, self._woken, options.patience, self._reader)
         while self._joining:
             talk.admit(self._joining.pop())
         ending = talk.hold()
@@ -272,7 +308,7 @@ class Worker:
                 connected.set_result(connector())
             except Exception as error:  # noqa: BLE001 - raised below
                 connected.set_exception(error)
-            self._wake()
+            self.wake()
 
         threading.Thread(target=dial, name="tensorwasm-dial", daemon=True).start()
         while not connected.done():
@@ -337,9 +373,7 @@ class Worker:
         draining = self.lifecycle.state is State.DRAINING
         late = draining and now_s >= self._drained_by_s
         if talk.introduced and not late and not (draining and self.lifecycle.replacing):
-            with self._lock:
-                while self._waiting:
-                    talk.send(self._waiting.popleft())
+            self._hand_over(talk)
         if not draining:
             return expires_at_s
         if late or not (talk.flights or (self._waiting and not self.lifecycle.replacing)):

@@ -12,6 +12,7 @@ from typing import Final
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
+from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.settings.parsing import checked_isolation
@@ -40,6 +41,7 @@ class Workers:
         self._preparing: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()  # one of the threads that all work of the service shares
         self.executor: WorkerExecutor | None = None
+        self._reader: LoopReader | None = None
         self._closed = False
 
     @classmethod
@@ -101,11 +103,15 @@ class Workers:
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self._open_executor))
         try:
-            self.executor = await asyncio.shield(self._opening)
+            executor = await asyncio.shield(self._opening)
         except Exception:
             self._opening = None  # the next request tries again
             raise
-        return self.executor
+        if self.executor is None:
+            self._reader = LoopReader()
+            executor.read_on(self._reader)
+            self.executor = executor
+        return executor
 
     async def close(self, limit_s: float = 0.0) -> None:
         """Refuse new requests, wait `limit_s` at most for the running ones, and end the processes."""
@@ -115,6 +121,8 @@ class Workers:
             executor = (await asyncio.gather(self._opening, return_exceptions=True))[0]
             if isinstance(executor, WorkerExecutor):
                 await asyncio.to_thread(executor.drain, limit_s)
+        if self._reader is not None:
+            self._reader.close()
 
 
 def _join_broker(path: Path) -> WorkerExecutor:

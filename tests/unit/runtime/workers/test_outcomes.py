@@ -6,17 +6,9 @@ from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.workers.frames import (
-    FROM_WORKER,
-    BrokenFrame,
-    DoneFrame,
-    FailedFrame,
-    GpuUsage,
-    Splitter,
-    TrapFrame,
-    encode,
-)
-from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error, rebuild_result
+from tensorwasm.runtime.workers.frames import BrokenFrame, DoneFrame, FailedFrame, GpuUsage, TrapFrame
+from tensorwasm.runtime.workers.outcomes import COUNTS, describe_error, describe_result, rebuild_error, rebuild_result
+from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter, encode
 
 MADE = {
     errors.GuestTrap: lambda: errors.GuestTrap("unreachable executed", "unreachable"),
@@ -149,8 +141,8 @@ def done(**changes):
         done(values=(1,), result_types=("f32",)),
         done(values=(1e300,), result_types=("f32",)),
         done(values=(1 << 63,), result_types=("i64",)),
-        done(gpu=GpuUsage({}, abandoned=False)),
-        done(gpu=GpuUsage({"kernels": 1, "__class__": 2}, abandoned=False)),
+        done(gpu=GpuUsage((), abandoned=False)),
+        done(gpu=GpuUsage((0,) * (len(COUNTS) + 1), abandoned=False)),
     ],
     ids=repr,
 )

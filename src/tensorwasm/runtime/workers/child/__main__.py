@@ -17,6 +17,8 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NoReturn
 
 from tensorwasm.errors import TensorWasmError
@@ -30,8 +32,8 @@ from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     BrokenFrame,
     SetupFrame,
-    StopFrame,
     UnfitFrame,
+    WorkerFrame,
 )
 from tensorwasm.runtime.workers.outcomes import clean, describe_device
 from tensorwasm.values import SmPlacement
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         each.set_inheritable(False)
     _confine(link)
     link_to_parent = ParentLink(link)
-    frames = link_to_parent.receive()
+    frames = _read_first(link_to_parent)
     setup = next(frames, None)
     if not isinstance(setup, SetupFrame) or setup.protocol != PROTOCOL:
         return 2
@@ -77,20 +79,20 @@ def main(arguments: list[str] | None = None) -> int:
     collect_seldom()  # with all that was loaded: what is loaded later is looked at again and again
     link_to_parent.send(ready)
     server = WorkerServer(runtime, setup.places, ready, setup.beat_s)
-    counter = server.open_parent(link_to_parent, compiler)
     if setup.isolation == "guarded":
         runtime.share().watch_long_work(server.note_long_work)
         server.keep_turns(runtime.share().gate)
-    threading.Thread(target=server.admit, args=(handover,), name="tensorwasm-fronts", daemon=True).start()
-    stopped = threading.Event()
-    counter.start_beat(setup.beat_s, stopped)
-    for frame in frames:
-        if isinstance(frame, StopFrame):
-            server.finish()
-            break
-        counter.take(frame)
-    stopped.set()
+    server.serve(link_to_parent, compiler, handover, frames)
     return 0
+
+
+def _read_first(link: ParentLink) -> Iterator[WorkerFrame]:
+    """Return what the parent says first, a frame or more; nothing if it has gone."""
+    while (frames := link.read(wait=True)) is not None:
+        first = next(frames, None)
+        if first is not None:
+            return chain((first,), frames)
+    return iter(())
 
 
 def _confine(link: socket.socket) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout, LimitError, TensorWasmError
+from tensorwasm.errors import (
+    TensorWasmError,
+)
 from tensorwasm.gpu.limits.turns import TurnOrder
-from tensorwasm.gpu.session import SessionStatistics
-from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.local import LocalExecutor
-from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.runtime.executor.request import STREAM_BYTES, Request
 from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.workers.child.answers import encode_outcome, judge
+from tensorwasm.runtime.workers.child.calls import RunningCall, ShortCall, Target, make_request, run_short
+from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow, ParentLink
 from tensorwasm.runtime.workers.frames import (
@@ -34,33 +36,25 @@ from tensorwasm.runtime.workers.frames import (
     NoKernelFrame,
     OutputFrame,
     SickFrame,
+    TargetFrame,
     TurnFrame,
     WorkerFrame,
 )
 from tensorwasm.runtime.workers.outbox import split
-from tensorwasm.runtime.workers.outcomes import describe_error, describe_result, rebuild_error
-from tensorwasm.values import Deadline, Limits
+from tensorwasm.runtime.workers.outcomes import rebuild_error
+from tensorwasm.runtime.workers.wire import encode
+from tensorwasm.values import Deadline
 
 _ANSWERERS: Final = 4
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _RunningCall:
-    """A call under way; `heard` is whether its output is still wanted as it is written."""
-
-    frame: InvokeFrame
-    window: OutputWindow
-    ticket: PendingInvocation | None = None
-    heard: bool = True
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class CallHost(Protocol):
     """What makes the calls of all connections."""
 
     executor: LocalExecutor
+    crew: Crew[Any]
 
     def note_weight(self, tenant: str, weight: int) -> None:
         """Note a tenant's weight, as of a call."""
@@ -73,7 +67,7 @@ class CallHost(Protocol):
 
 
 class Counter:
-    """Serves one connection. `take` and `close` are for the thread that reads; the rest is safe from any thread.
+    """Serves one connection. `take`, `flush` and `close` are for the thread that reads; the rest is for any thread.
 
     Args:
         line: the connection.
@@ -83,18 +77,24 @@ class Counter:
 
     Attributes:
         tenants: whose calls came over the connection.
+        line: the connection.
+        closed: nothing is taken any more.
     """
 
     def __init__(
         self, line: ParentLink, host: CallHost, compiler: ParentCompiler | None = None, *, front: bool = False
     ) -> None:
         self.tenants: set[str] = set()
+        self.closed = False
+        self._stopped = threading.Event()
         self._compiler = compiler
-        self._line = line
+        self.line = line
         self._host = host
         self._incoming: dict[int, tuple[int, bytearray]] = {}
         self._blobs: dict[int, bytes] = {}
-        self._calls: dict[int, _RunningCall] = {}
+        self._targets: dict[int, Target] = {}
+        self._calls: dict[int, RunningCall | ShortCall] = {}
+        self._finished: list[tuple[int, Invocation | Exception]] = []
         self._told_sickness = threading.Lock()  # held for good once it was told
         self._reader = 0
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
@@ -102,6 +102,7 @@ class Counter:
         self._handlers: dict[type[WorkerFrame], Callable[[Any], None]] = {
             BlobFrame: self._open_blob,
             BlobPartFrame: self._fill_blob,
+            TargetFrame: self._aim,
             ForgetFrame: self._forget,
             InvokeFrame: self._invoke,
             CancelFrame: self._cancel,
@@ -128,25 +129,25 @@ class Counter:
 
     def close(self) -> None:
         """Stop all calls, without sending their outcomes: the connection has ended."""
+        self.closed = True
+        self._stopped.set()
         for call in tuple(self._calls.values()):
-            call.heard = False
-            call.window.close()
-            if call.ticket is not None:
-                call.ticket.stop()
+            call.hush()
+            call.stop()
         self._answers.shutdown(wait=False)
-        self._blobs.clear()  # this is part of cycles, and they are collected seldom
-        self._incoming.clear()
+        for each in (self._blobs, self._incoming, self._targets, self._finished):
+            each.clear()  # this is part of cycles, and they are collected seldom
 
-    def start_beat(self, every_s: float, stopped: threading.Event) -> None:
-        """Tell the other end every few seconds that this process lives, until stopped or it has gone."""
-        threading.Thread(target=self._beat, args=(every_s, stopped), name="tensorwasm-beat", daemon=True).start()
+    def start_beat(self, every_s: float) -> None:
+        """Tell the other end every few seconds that this process lives, until this is closed or it has gone."""
+        threading.Thread(target=self._beat, args=(every_s,), name="tensorwasm-beat", daemon=True).start()
 
-    def _beat(self, every_s: float, stopped: threading.Event) -> None:
+    def _beat(self, every_s: float) -> None:
         number = 0
-        while not stopped.wait(every_s):
+        while not self._stopped.wait(every_s):
             number += 1
             try:
-                self._line.send(BeatFrame(number, self._charges()))
+                self.line.send(BeatFrame(number, self._charges()))
             except OSError:
                 return
 
@@ -156,14 +157,14 @@ class Counter:
     def tell(self, frame: WorkerFrame) -> None:
         """Send a frame, unless the other end has gone."""
         try:
-            self._line.send(frame)
+            self.line.send(frame)
         except OSError:
             _log.info("the process at the other end has gone")
 
     def tell_sickness(self, message: str) -> None:
         """Tell that the device is lost, once."""
         if self._told_sickness.acquire(blocking=False):
-            self.tell(SickFrame(message))
+            self._post(encode(SickFrame(message)))
 
     def soon(self, function: Callable[..., object], *args: object) -> bool:
         """Call a function that may wait on another thread; return False if the connection has ended."""
@@ -194,8 +195,16 @@ class Counter:
             del self._incoming[frame.blob]
             self._blobs[frame.blob] = bytes(data)
 
+    def _aim(self, frame: TargetFrame) -> None:
+        module = self._blobs.pop(frame.module, None)
+        if module is None or frame.target in self._targets:
+            raise BrokenFrame(f"there is no blob {frame.module}, or the number {frame.target} is taken")
+        self._targets[frame.target] = Target.of(frame, module)
+        self.tenants.add(frame.tenant)
+
     def _forget(self, frame: ForgetFrame) -> None:
-        self._blobs.pop(frame.blob, None)
+        self._blobs.pop(frame.number, None)
+        self._targets.pop(frame.number, None)
 
     def _take_kernel(self, frame: KernelFrame) -> None:
         self._answer_ask(frame.ask, self._blobs.pop(frame.blob, None))
@@ -212,27 +221,66 @@ class Counter:
         call = self._calls.get(frame.request)
         if call is None:
             return  # it was answered while this was on its way
-        call.heard = False
-        call.window.close()
-        if frame.stop and call.ticket is not None:
-            call.ticket.stop()
+        call.hush()
+        if frame.stop:
+            call.stop()
 
     def _credit(self, frame: CreditFrame) -> None:
         call = self._calls.get(frame.request)
         if call is not None:
-            call.window.add(frame.parts)
+            call.credit(frame.parts)
 
     def _invoke(self, frame: InvokeFrame) -> None:
-        if frame.request in self._calls:
-            raise BrokenFrame(f"the request {frame.request} is under way")
+        target = self._targets.get(frame.target)
+        if target is None or frame.request in self._calls:
+            raise BrokenFrame(f"there is no target {frame.target}, or the request {frame.request} is under way")
         try:
-            request = self._request(frame)
+            stdin = self._blobs.pop(frame.stdin) if frame.stdin is not None else b""
+            given = self._blobs.pop(frame.input) if frame.input is not None else b""
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
-        self.tenants.add(request.tenant)
-        self._host.note_weight(request.tenant, request.weight)
+        self._host.note_weight(target.frame.tenant, target.frame.weight)
+        if frame.stream or not target.grants.cuda or not self._make_short(frame, target, stdin, given):
+            self._make_elsewhere(frame, make_request(frame, target, stdin, given))
+
+    def _make_short(self, frame: InvokeFrame, target: Target, stdin: bytes, given: bytes) -> bool:
+        """Make a call on this thread, if it is likely to be short; return whether it was."""
+        crew, executor, kind = self._host.crew, self._host.executor, target.frame.memory_kind
+        if self.line.stalled or not crew.watched:  # its answer, or the call itself, may have to wait
+            return False
+        if len(stdin) > target.key.limits.stdin_bytes or len(given) > STREAM_BYTES:
+            return False  # to be refused
+        function = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
+        if function is None:
+            return False
+        began_s = time.monotonic()
+        call = self._calls[frame.request] = ShortCall()
+        mark = crew.enter()
+        outcome = run_short(function, frame, target, stdin, given, call)
+        leads = crew.leave(mark)
+        executor.end_short(function, began_s)
+        if leads:
+            del self._calls[frame.request]
+            self._finished.append((frame.request, outcome))
+        else:
+            self._answer(frame.request, outcome, cuda=True)
+        return True
+
+    def flush(self) -> None:
+        """Send the outcomes of the calls that were made on this thread. Never waits."""
+        if not self._finished:
+            return
+        finished, self._finished = self._finished, []
+        sickness = self._host.look_after_device(self)
+        self._post(b"".join([encode_outcome(number, judge(outcome, sickness)) for number, outcome in finished]))
+
+    def _post(self, data: bytes) -> None:
+        if not self.line.post(data):
+            self.soon(self.line.drain)
+
+    def _make_elsewhere(self, frame: InvokeFrame, request: Request) -> None:
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
-        call = self._calls[frame.request] = _RunningCall(frame, OutputWindow(ends))
+        call = self._calls[frame.request] = RunningCall(frame.request, request.grants.cuda, OutputWindow(ends))
         call.ticket = self._submit(request, self._listener(call) if frame.stream else None)
         call.ticket.add_done_callback(partial(self._ended, call))
 
@@ -245,96 +293,36 @@ class Counter:
             refused.settle(error)
             return refused
 
-    def _request(self, frame: InvokeFrame) -> Request:
-        return Request(
-            module=self._blobs[frame.module],
-            export=frame.export,
-            args=frame.args,
-            name=frame.name,
-            argv=frame.argv,
-            env=frame.env,
-            stdin=self._blobs.pop(frame.stdin) if frame.stdin is not None else b"",
-            input=self._blobs.pop(frame.input) if frame.input is not None else b"",
-            grants=Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories)),
-            tenant=frame.tenant,
-            weight=frame.weight,
-            limits=Limits(*frame.limits),
-            deadline_s=frame.deadline_s,
-            memory_kind=frame.memory_kind,
-            gpu_bytes=frame.gpu_bytes,
-        )
-
-    def _listener(self, call: _RunningCall) -> Listener:
+    def _listener(self, call: RunningCall) -> Listener:
         def listen(name: OutputName, data: bytes) -> bool:
             return all(call.window.take() and self._send_heard(call, name, part) for part in split(data))
 
         return listen
 
-    def _send_heard(self, call: _RunningCall, name: OutputName, part: bytes) -> bool:
+    def _send_heard(self, call: RunningCall, name: OutputName, part: bytes) -> bool:
         """Send a part of the output while it is wanted; return whether it is."""
         with call.lock:  # nothing may follow the answer
             if call.heard:
-                self._line.send(OutputFrame(call.frame.request, name, part))
+                self.line.send(OutputFrame(call.number, name, part))
             return call.heard
 
-    def _ended(self, call: _RunningCall, done: Future[Invocation]) -> None:
+    def _ended(self, call: RunningCall, done: Future[Invocation]) -> None:
         if call.ticket is not None and call.ticket.waits and threading.get_ident() != self._reader:
-            self._answer(call, done)
-        elif not self.soon(self._answer, call, done):
-            del self._calls[call.frame.request]
+            self._conclude(call, done)
+        elif not self.soon(self._conclude, call, done):
+            del self._calls[call.number]
 
-    def _answer(self, call: _RunningCall, done: Future[Invocation]) -> None:
+    def _conclude(self, call: RunningCall, done: Future[Invocation]) -> None:
+        with call.lock:
+            call.heard = False
+        self._answer(call.number, done.exception() or done.result(), cuda=call.cuda)
+
+    def _answer(self, number: int, outcome: Invocation | BaseException, *, cuda: bool) -> None:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
-        number = call.frame.request
         try:
-            sickness = self._host.look_after_device(self) if call.frame.cuda else ""
-            with call.lock:
-                call.heard = False
-                self._send_outcome(number, _judge(done.exception() or done.result(), sickness))
+            sickness = self._host.look_after_device(self) if cuda else ""
+            self.line.send_encoded(encode_outcome(number, judge(outcome, sickness)))
         except OSError:
             _log.info("the process at the other end has gone without an answer")
         finally:
             del self._calls[number]
-
-    def _send_outcome(self, request: int, outcome: Invocation | BaseException) -> None:
-        try:
-            if isinstance(outcome, BaseException):
-                self._send_output(request, "stdout", getattr(outcome, "stdout", b""))
-                self._send_output(request, "stderr", getattr(outcome, "stderr", b""))
-                self._line.send(describe_error(request, outcome))
-            else:
-                self._send_result(request, outcome)
-        except BrokenFrame as broken:
-            self._line.send(describe_error(request, broken))
-
-    def _send_result(self, request: int, outcome: Invocation) -> None:
-        done = describe_result(request, outcome)
-        self._send_output(request, "stdout", outcome.stdout)
-        self._send_output(request, "stderr", outcome.stderr)
-        for chunk in outcome.chunks:
-            self._send_output(request, "chunk", chunk)
-        self._line.send(done)
-
-    def _send_output(self, request: int, name: OutputName, data: bytes) -> None:
-        for part in split(data):
-            self._line.send(OutputFrame(request, name, part))
-
-
-def _judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:
-    """Return what came of a call that had the grant of a device, which is lost if there is a sickness.
-
-    A guest whose kernels the device lost sees a code and goes on as if it had failed itself; that is no outcome to
-    blame on it. What was refused, ran out of time or did nothing with the device stands.
-    """
-    if not sickness or isinstance(outcome, CallerError | LimitError | HostError | InvokeTimeout):
-        return outcome
-    if isinstance(outcome, Invocation) and outcome.gpu is not None and not _used(outcome.gpu):
-        return outcome
-    lost = DeviceLost(f"the device was lost before the call had ended: {sickness}")
-    lost.stdout, lost.stderr = getattr(outcome, "stdout", b""), getattr(outcome, "stderr", b"")
-    return lost
-
-
-def _used(gpu: SessionStatistics) -> bool:
-    """Return whether a guest had anything to do with its device."""
-    return bool(gpu.kernels_launched or gpu.kernels or gpu.allocations or gpu.release_failures or gpu.abandoned)

@@ -1,7 +1,8 @@
 """`WorkerServer`: what a worker process does for all processes that are connected to it.
 
 One of them has started it, the *parent*: it compiles kernels, gives turns on the device, and ends the process. Others
-are *fronts*: each has a connection for its own calls, which ends with it, and the worker goes on.
+are *fronts*: each has a connection for its own calls, which ends with it, and the worker goes on. One crew of threads
+reads all connections (`tensorwasm.runtime.workers.child.crew`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import CallerError, GuestError, HostError, LimitError
@@ -21,6 +26,7 @@ from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.workers.child.counter import Counter
+from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import ParentLink
 from tensorwasm.runtime.workers.frames import (
@@ -30,6 +36,7 @@ from tensorwasm.runtime.workers.frames import (
     StopFrame,
     TurnEndFrame,
     WishFrame,
+    WorkerFrame,
 )
 from tensorwasm.runtime.workers.outcomes import clean
 
@@ -40,6 +47,10 @@ _TELL_S: Final = 1.0
 _STALLED_S: Final = 5
 """A front that takes nothing for so long is cut off: what its calls hold is others', too."""
 _TIMEVAL: Final = struct.Struct("ll")
+
+_End = BrokenFrame | OSError | None
+_Item = tuple[Counter, WorkerFrame | _End]
+"""A frame of a connection, or how the connection has ended: None if the other side has gone."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +67,8 @@ class WorkerServer:
 
     def __init__(self, runtime: Runtime, places: int, ready: ReadyFrame, beat_s: float) -> None:
         self.executor = LocalExecutor(runtime, places)
+        self.crew: Crew[_Item] = Crew(self._handle, self._flush)
+        self._ended: Future[None] = Future()
         self._runtime = runtime
         self._ready = ready
         self._beat_s = beat_s
@@ -71,76 +84,121 @@ class WorkerServer:
         self._sickness = ""
         self._idle: Stream | None = None
 
-    def open_parent(self, line: ParentLink, compiler: ParentCompiler | None) -> Counter:
-        """Return the parent's counter; its frames are the caller's to read."""
-        self._parent = self._open(line, compiler, front=False)
-        return self._parent
+    def serve(
+        self,
+        line: ParentLink,
+        compiler: ParentCompiler | None,
+        handover: socket.socket,
+        frames: Iterable[WorkerFrame] = (),
+    ) -> None:
+        """Serve the parent and every front whose connection it hands over, until it stops this or goes. Blocks.
+
+        Args:
+            line: the parent's connection, which has been told that this is ready.
+            compiler: gets the kernels that the parent answers.
+            handover: brings the connections of fronts.
+            frames: what the parent has said already.
+
+        Raises:
+            BrokenFrame: it does not keep to the protocol.
+            OSError: its connection is broken.
+        """
+        self._parent = parent = self._open(line, compiler, front=False)
+        self.crew.add(handover, partial(self._admit, handover))
+        self.crew.start((parent, each) for each in frames)
+        self._ended.result()
+        with self._fewer:  # the fronts were told that the device is lost, and take their calls' outcomes first
+            self._fewer.wait_for(lambda: not self._sickness or len(self._counters) < 2)
 
     def keep_turns(self, gate: Gate) -> None:
         """Have tenants who keep the device busy wait at its gate for the turns that the parent gives them."""
         self._keeper = TurnKeeper(gate, self)
         self._keeper.start()
 
-    def admit(self, handover: socket.socket) -> None:
-        """Serve every front whose connection the parent hands over, until there will be no more. Blocks."""
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(handover, 1, 1)
-            if not data:
-                return
-            for each in descriptors:
-                self._begin(socket.socket(fileno=each))
+    def _admit(self, handover: socket.socket) -> Iterable[_Item]:
+        """Begin to serve the fronts that have come."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(handover, 1, 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ()
+        if not data:
+            self.crew.remove(handover)
+        for each in descriptors:
+            self._begin(socket.socket(fileno=each))
+        return ()
 
     def _begin(self, link: socket.socket) -> None:
         link.set_inheritable(False)
-        try:
-            threading.Thread(target=self._serve, args=(link,), name="tensorwasm-front", daemon=True).start()
-        except RuntimeError as error:
-            link.close()
-            _log.error("a front is not served: %s", error)
-
-    def _open(self, line: ParentLink, compiler: ParentCompiler | None, *, front: bool) -> Counter:
-        counter = Counter(line, self, compiler, front=front)
-        with self._lock:
-            self._counters = (*self._counters, counter)
-        return counter
-
-    def _close(self, counter: Counter) -> None:
-        with self._lock:
-            self._counters = tuple(each for each in self._counters if each is not counter)
-            self._fewer.notify_all()
-        counter.close()
-
-    def finish(self) -> None:
-        """Wait until the fronts have gone if the device is lost: they were told, and take their calls' outcomes first.
-
-        The parent ends a process that takes too long.
-        """
-        with self._fewer:
-            self._fewer.wait_for(lambda: not self._sickness or len(self._counters) < 2)
-
-    def _serve(self, link: socket.socket) -> None:
-        """Serve a front until it goes, has what it sends refused, or takes nothing."""
         if sys.platform != "win32":
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_STALLED_S, 0))
-        line, stopped = ParentLink(link), threading.Event()
+        line = ParentLink(link)
         counter = self._open(line, None, front=True)
         try:
             line.send(self._ready)
             if self._sickness:
                 counter.tell_sickness(self._sickness)
-            counter.start_beat(self._beat_s, stopped)
-            for frame in line.receive():
-                if isinstance(frame, StopFrame):
-                    break
-                counter.take(frame)
-        except (OSError, BrokenFrame) as error:
-            _log.warning("a front has gone, or does not keep to the protocol: %s", error)
-        except Exception:  # noqa: BLE001 - a bug, or no thread for a call: it costs this front its connection
-            _log.exception("a front is not served any more")
-        finally:
-            stopped.set()
-            line.close()
-            self._close(counter)
+        except OSError as error:
+            self._cut(counter, error)
+
+    def _open(self, line: ParentLink, compiler: ParentCompiler | None, *, front: bool) -> Counter:
+        counter = Counter(line, self, compiler, front=front)
+        with self._lock:
+            self._counters = (*self._counters, counter)
+        self.crew.add(line.socket, partial(self._read, counter))
+        counter.start_beat(self._beat_s)
+        return counter
+
+    def _read(self, counter: Counter) -> Iterator[_Item]:
+        """Yield what has come on a connection."""
+        try:
+            frames = counter.line.read()
+            if frames is None:
+                yield counter, None
+                return
+            for frame in frames:
+                yield counter, frame
+        except (BrokenFrame, OSError) as error:
+            yield counter, error
+
+    def _handle(self, item: _Item) -> None:
+        """Do what a frame says, or end what its connection has asked for."""
+        counter, said = item
+        if counter.closed:
+            return
+        try:
+            if isinstance(said, WorkerFrame) and not isinstance(said, StopFrame):
+                counter.take(said)
+            else:
+                self._cut(counter, None if isinstance(said, StopFrame) else said)
+        except (BrokenFrame, OSError) as error:
+            self._cut(counter, error)
+        except Exception as error:  # noqa: BLE001 - a bug, or no thread for a call: it costs the connection
+            _log.exception("a connection is not served any more")
+            self._cut(counter, BrokenFrame(str(error)))
+
+    def _cut(self, counter: Counter, end: _End) -> None:
+        """End a connection; the parent's end is this one's."""
+        self.crew.remove(counter.line.socket)
+        if counter is self._parent:
+            counter.closed = True
+            with suppress(InvalidStateError):
+                if end is None:
+                    self._ended.set_result(None)
+                else:
+                    self._ended.set_exception(end)
+            return
+        if end is not None:
+            _log.warning("a front has gone, or does not keep to the protocol: %s", end)
+        counter.close()
+        with self._lock:
+            self._counters = tuple(each for each in self._counters if each is not counter)
+            self._fewer.notify_all()
+        counter.line.close()
+
+    def _flush(self) -> None:
+        """Send the outcomes of short calls."""
+        for counter in self._counters:
+            counter.flush()
 
     def obey(self, order: TurnOrder) -> None:
         """Have the parent's order for turns kept. Without a keeper it was meant for the process before this one."""

@@ -1,0 +1,55 @@
+"""What came of a call, as frames to the process that has asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout, LimitError
+from tensorwasm.gpu.session import SessionStatistics
+from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.workers.frames import BrokenFrame, OutputFrame, WorkerFrame
+from tensorwasm.runtime.workers.outbox import split
+from tensorwasm.runtime.workers.outcomes import describe_error, describe_result
+from tensorwasm.runtime.workers.wire import encode
+
+
+def encode_outcome(number: int, outcome: Invocation | BaseException) -> bytes:
+    """Return the frames of an outcome, the output first."""
+    try:
+        return b"".join(map(encode, _describe_outcome(number, outcome)))
+    except BrokenFrame as broken:
+        return encode(describe_error(number, broken))
+
+
+def _describe_outcome(number: int, outcome: Invocation | BaseException) -> Iterator[WorkerFrame]:
+    stdout, stderr = getattr(outcome, "stdout", b""), getattr(outcome, "stderr", b"")
+    for name, data in (("stdout", stdout), ("stderr", stderr)):
+        for part in split(data):
+            yield OutputFrame(number, name, part)
+    if isinstance(outcome, Invocation):
+        for chunk in outcome.chunks:
+            for part in split(chunk):
+                yield OutputFrame(number, "chunk", part)
+        yield describe_result(number, outcome)
+    else:
+        yield describe_error(number, outcome)
+
+
+def judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:
+    """Return what came of a call that had the grant of a device, which is lost if there is a sickness.
+
+    A guest whose kernels the device lost sees a code and goes on as if it had failed itself; that is no outcome to
+    blame on it. What was refused, ran out of time or did nothing with the device stands.
+    """
+    if not sickness or isinstance(outcome, CallerError | LimitError | HostError | InvokeTimeout):
+        return outcome
+    if isinstance(outcome, Invocation) and outcome.gpu is not None and not _used(outcome.gpu):
+        return outcome
+    lost = DeviceLost(f"the device was lost before the call had ended: {sickness}")
+    lost.stdout, lost.stderr = getattr(outcome, "stdout", b""), getattr(outcome, "stderr", b"")
+    return lost
+
+
+def _used(gpu: SessionStatistics) -> bool:
+    """Return whether a guest had anything to do with its device."""
+    return bool(gpu.kernels_launched or gpu.kernels or gpu.allocations or gpu.release_failures or gpu.abandoned)

@@ -1,0 +1,122 @@
+"""Calls in a worker's process: what they have in common, those under way, and how a short one is made."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from tensorwasm.errors import GuestTrap
+from tensorwasm.guest.sandbox.wasi_io import Directory
+from tensorwasm.runtime.api.function import Function
+from tensorwasm.runtime.deploy.deployer import StopHook
+from tensorwasm.runtime.executor.local import FunctionKey
+from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.grants import Grants
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.workers.child.parent_link import OutputWindow
+from tensorwasm.runtime.workers.frames import InvokeFrame, TargetFrame
+from tensorwasm.values import Deadline, Limits
+
+
+@dataclass(slots=True)
+class Target:
+    """What calls have in common."""
+
+    frame: TargetFrame
+    key: FunctionKey
+    grants: Grants
+
+    @classmethod
+    def of(cls, frame: TargetFrame, module: bytes) -> Target:
+        """Return the target that a frame describes, with its module."""
+        grants = Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories))
+        return cls(frame, FunctionKey(frame.tenant, frame.name, Limits(*frame.limits), module), grants)
+
+
+class ShortCall:
+    """A call that is made on the thread that reads."""
+
+    __slots__ = ("stop", "stop_with")
+
+    def __init__(self) -> None:
+        hook = StopHook()
+        self.stop, self.stop_with = hook.stop, hook.stop_with
+
+    def hush(self) -> None:
+        """Do nothing: its output is sent with its outcome."""
+
+    def credit(self, parts: int) -> None:
+        """Do nothing: its output needs none."""
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """A call under way on another thread; `heard` is whether its output is still wanted as it is written."""
+
+    number: int
+    cuda: bool
+    window: OutputWindow
+    ticket: PendingInvocation | None = None
+    heard: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hush(self) -> None:
+        """Note that no more output is wanted."""
+        self.heard = False
+        self.window.close()
+
+    def credit(self, parts: int) -> None:
+        """Let so many more parts of the output be sent."""
+        self.window.add(parts)
+
+    def stop(self) -> None:
+        """End its guest."""
+        if self.ticket is not None:
+            self.ticket.stop()
+
+
+def make_request(frame: InvokeFrame, target: Target, stdin: bytes, given: bytes) -> Request:
+    """Return the request that frames describe."""
+    key, common = target.key, target.frame
+    return Request(
+        module=key.module,
+        export=frame.export,
+        args=frame.args,
+        name=key.name,
+        argv=frame.argv,
+        env=frame.env,
+        stdin=stdin,
+        input=given,
+        grants=target.grants,
+        tenant=key.tenant,
+        weight=common.weight,
+        limits=key.limits,
+        deadline_s=frame.deadline_s,
+        memory_kind=common.memory_kind,
+        gpu_bytes=frame.gpu_bytes,
+    )
+
+
+def run_short(
+    function: Function, frame: InvokeFrame, target: Target, stdin: bytes, given: bytes, call: ShortCall
+) -> Invocation | Exception:
+    """Make a call; return what came of it."""
+    try:
+        return function.dispatch.call(
+            frame.export,
+            frame.args,
+            announce=call.stop_with,
+            argv=frame.argv,
+            env=dict(frame.env) if frame.env else None,
+            stdin=stdin,
+            input=given,
+            grants=target.grants,
+            tenant=target.key.tenant,
+            memory_kind=target.frame.memory_kind,
+            deadline=Deadline.after(frame.deadline_s),
+        )
+    except GuestTrap as error:
+        _ = error.backtrace  # its lines are looked up here, where others do not wait for it
+        return error
+    except Exception as error:  # noqa: BLE001 - it is the call's outcome
+        return error
