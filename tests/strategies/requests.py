@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, Request
@@ -71,10 +72,11 @@ def nearly_requests(draw):
         whole = draw(st.sampled_from([request, request.limits, request.grants]))
         if not isinstance(whole, Request | Limits | Grants):
             continue
-        field = draw(st.sampled_from([each.name for each in fields(whole)]))
-        changed = replace(whole, **{field: draw(strange)})
         if isinstance(whole, Request):
-            request = changed
+            changed = {draw(st.sampled_from(whole.__struct_fields__)): draw(strange)}
         else:
-            request = replace(request, **{"limits" if isinstance(whole, Limits) else "grants": changed})
+            field = draw(st.sampled_from([each.name for each in fields(whole)]))
+            name = "limits" if isinstance(whole, Limits) else "grants"
+            changed = {name: replace(whole, **{field: draw(strange)})}
+        request = structs.replace(request, **changed)
     return request

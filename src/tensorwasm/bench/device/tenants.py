@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec import structs
 
 from tensorwasm.bench.figures import Figure, Report, p99, sampled, time_once
 from tensorwasm.bench.harness import read_guest
@@ -132,7 +133,7 @@ def _beside_neighbours(device: str, seconds: float, *, real: bool) -> Iterator[F
             _complete(executor, each)
         lost_s = _lost(executor, small)
         for each in deployed:  # has the worker compile the guest's module, which takes longer than the rest
-            executor.submit(replace(each, export="nothing")).result()
+            executor.submit(structs.replace(each, export="nothing")).result()
         first_ms = [1000 * time_once(partial(_complete, executor, each)) for each in deployed]
     yield sampled("a small kernel through a worker, alone", "ms", alone_ms)
     shown = "a small kernel beside one of 5 s at all times and a loader of new kernels"

@@ -241,8 +241,20 @@ class Conversation:
 
     @property
     def open(self) -> bool:
-        """Whether the process takes requests. Holds for as long as the caller has the turn."""
+        """Whether the process takes requests, as far as is known. Changes only while somebody has the turn."""
         return self.introduced and self._ending is None
+
+    def has_gone(self) -> bool:
+        """Return whether the process has gone, which the thread that reads may not know yet: it is not to be given more.
+
+        Whose turn it is may call this.
+        """
+        try:
+            return not self._process.link.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _attend(self, selector: selectors.BaseSelector) -> float:
         """Do what is to be done now; return for how long there will be nothing."""

@@ -63,11 +63,13 @@ class Flight:
         deadline: when the request must have ended.
     """
 
+    __slots__ = ("_delivery", "_output", "deadline", "number", "request", "ticket")
+
     def __init__(self, number: int, request: Request, listener: Listener | None, carrier: Carrier) -> None:
         self.number = number
         self.request = request
         self.ticket = PendingInvocation()
-        self.ticket.stop_with(lambda: carrier.cancel(self))
+        self.ticket.stop_with(partial(carrier.cancel, self))
         self.deadline = Deadline.after(request.deadline_s)
         self._delivery: Delivery | None = None
         if listener is not None:

@@ -15,6 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Literal, Self
 
+from msgspec import structs
+
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.cuda.assembler import find_assembler
@@ -248,11 +250,15 @@ class WorkerExecutor:
 
     def _place(self, request: Request) -> Worker:
         """Return the worker that a request is for. The lock is held."""
-        self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
-        loads = [placed.load(number) for number, placed in self._placed.items()]
         tenant = request.tenant
         owner = tenant if self.isolation == "process" or (request.grants.cuda and tenant in self._apart) else None
         long = owner is None and request.grants.cuda and self._runs_long(tenant)
+        if owner is None and len(self.devices) == 1:
+            for placed in self._placed.values():
+                if placed.long == long and placed.worker.tenant is None and placed.worker.lifecycle.takes:
+                    return placed.worker
+        self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
+        loads = [placed.load(number) for number, placed in self._placed.items()]
         decision = choose(loads, owner, len(self.devices), self._most, long=long)
         if decision is None:
             raise self._explain(tenant)
@@ -307,7 +313,7 @@ class WorkerExecutor:
         if request.gpu_bytes is None or len(self._placed) < 2:
             return request
         others = [placed.worker.held_by(request.tenant) for placed in self._placed.values() if placed.worker != worker]
-        return replace(request, gpu_bytes=max(0, request.gpu_bytes - sum(others)))
+        return structs.replace(request, gpu_bytes=max(0, request.gpu_bytes - sum(others)))
 
     def _start(self, start: Start, tenant: str, owner: str | None, *, long: bool) -> _PlacedWorker:
         if start.instead_of is not None:

@@ -140,11 +140,15 @@ class Worker:
             if not talk.turn.acquire(blocking=False):
                 return  # whose turn it is does this next
             try:
-                if talk.open:
+                open_ = talk.open and not talk.has_gone()
+                if open_:
                     self._hand_over(talk)
                     talk.flush()
             finally:
                 talk.turn.release()
+            if not open_:
+                self.wake()
+                return
 
     def _hand_over(self, talk: Conversation) -> None:
         with self._lock:

@@ -73,6 +73,7 @@ class InvocationStatistics:
 class _Turn:
     """An invocation on a thread or in a worker: its outcome, streamed bytes, and when its guest was submitted."""
 
+    permit: Permit
     outcome: Invocation | None = None
     sent_bytes: int = 0
     began_s: float | None = None
@@ -259,11 +260,14 @@ class Invocations:
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-        async with self._turn("gpu" if resolved.cuda else "cpu", admitted, resolved, request, deadline) as turn:
+        turn = await self._begin_turn("gpu" if resolved.cuda else "cpu", admitted, resolved, deadline)
+        try:
             pending = await self._submit(admitted, resolved, request, deadline)
             turn.began_s = time.perf_counter()
             turn.outcome = await await_outcome(pending)
             return turn.outcome
+        finally:
+            self._end_turn(turn, resolved, request)
 
     @asynccontextmanager
     async def stream(
@@ -284,7 +288,8 @@ class Invocations:
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-        async with self._turn("streams", admitted, resolved, request, deadline) as turn:
+        turn = await self._begin_turn("streams", admitted, resolved, deadline)
+        try:
             channel, output = Channel(deadline), CapturedOutput(resolved.limits.output_bytes)
             pending = await self._submit(admitted, resolved, request, deadline, channel, output)
             turn.began_s = time.perf_counter()
@@ -294,6 +299,8 @@ class Invocations:
             finally:
                 await stream.leave()
                 turn.outcome, turn.sent_bytes = stream.result, stream.sent_bytes
+        finally:
+            self._end_turn(turn, resolved, request)
 
     async def _submit(
         self,
@@ -316,26 +323,30 @@ class Invocations:
         call = partial(resolved.function.dispatch.call, request.export, request.args, **cast("CallInputs", options))
         return self._threads.submit(lambda announce: call(announce=announce))
 
-    @asynccontextmanager
-    async def _turn(
-        self, kind: GuestClass, admitted: Admitted, resolved: Resolved, request: InvocationRequest, deadline: Deadline
-    ) -> AsyncIterator[_Turn]:
-        """Wait for a turn, hold the instance's quotas, and count the usage at the end."""
-        permit = await admitted.permit(self.admission.guests[kind], deadline)
-        spent_ms: float | None = 0.0
+    async def _begin_turn(
+        self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline
+    ) -> _Turn:
+        """Wait for a turn, and take the instance's quotas; `_end_turn` gives both back."""
+        gate = self.admission.guests[kind]
+        permit = admitted.try_permit(gate) or await admitted.permit(gate, deadline)
         try:
             if not permit.try_hold(resolved.limits.memory_bytes):
                 await permit.hold(resolved.limits.memory_bytes, deadline)
-            self._begun += 1
-            turn = _Turn()
-            try:
-                yield turn
-            finally:
-                spent_ms = self._settle(admitted.tenant, resolved, request, turn)
-                self._ended += 1
-                self._look_for_end()
+        except BaseException:
+            permit.release()
+            raise
+        self._begun += 1
+        return _Turn(permit)
+
+    def _end_turn(self, turn: _Turn, resolved: Resolved, request: InvocationRequest) -> None:
+        """End a turn, and count its usage."""
+        spent_ms: float | None = 0.0
+        try:
+            spent_ms = self._settle(turn.permit.admitted.tenant, resolved, request, turn)
+            self._ended += 1
+            self._look_for_end()
         finally:
-            permit.release(spent_ms)
+            turn.permit.release(spent_ms)
 
     def _settle(self, tenant: int, resolved: Resolved, request: InvocationRequest, turn: _Turn) -> float | None:
         """Count an invocation's usage; return its milliseconds, None if its guest did not begin."""

@@ -79,13 +79,14 @@ def options_for(resolved: Resolved, request: InvocationRequest, deadline: Deadli
 def worker_request(resolved: Resolved, request: InvocationRequest, deadline: Deadline, policy: TenantPolicy) -> Request:
     """Return the request in the form that worker processes take."""
     options = resolved.options
+    env = tuple((dict(options.env) | dict(request.env)).items()) if options.env or request.env else ()
     return Request(
         module=resolved.module,
         export=request.export,
-        args=tuple(request.args),
+        args=request.args,
         name=resolved.record.name,
         argv=request.argv,
-        env=tuple((dict(options.env) | dict(request.env)).items()),
+        env=env,
         stdin=request.stdin,
         input=request.input,
         grants=_DEVICE,
