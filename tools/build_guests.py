@@ -1,6 +1,6 @@
 """Compile the C and C++ guests of the examples, the benchmarks and the tests to NAME.wasm beside them.
 
-The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library.
+The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library, but for those in a folder of their own.
 
 A guest contains its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
 bytes; the bytes of another release differ and work as well.
@@ -26,6 +26,7 @@ ZIGLANG: Final = "0.17.1"
 FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/llm/*.c": ("-mexec-model=reactor", "-Wl,-z,stack-size=65536"),
     "examples/*/*.c": ("-msimd128", "-Wl,-z,stack-size=65536"),
+    "bench/guests/wasi/*.c": ("-Wl,-z,stack-size=65536",),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),
     "tests/golden/wasi/*.c": ("-Os",),

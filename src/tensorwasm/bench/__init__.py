@@ -17,6 +17,7 @@ from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.sandbox import measure_sandbox
+from tensorwasm.bench.service.gpu_http import measure_gpu_http
 from tensorwasm.bench.service.http import measure_http
 from tensorwasm.bench.service.neighbours import measure_neighbours
 from tensorwasm.bench.service.pauses import measure_pauses
@@ -27,6 +28,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "deploy": measure_deploy,
     "dispatch": measure_dispatch,
     "emulator": measure_emulator,
+    "gpu-http": measure_gpu_http,
     "http": measure_http,
     "job": measure_job,
     "memory": measure_memory,
@@ -42,4 +44,4 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
 }
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
 
-TIMED: Final = frozenset({"http", "neighbours", "pauses", "sandbox"})
+TIMED: Final = frozenset({"gpu-http", "http", "neighbours", "pauses", "sandbox"})

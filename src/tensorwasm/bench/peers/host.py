@@ -6,10 +6,12 @@ The JavaScript runtimes, workerd and Node, serve the same module with a fresh in
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +26,7 @@ PROCESS: Final = "a process"
 ZSTANDARD: Final = "zstandard level 3 + fsync"
 WORKERD: Final = "workerd"
 NODE: Final = "Node's http"
+CUPY: Final = "uvicorn with CuPy"
 
 _NODE: Final = """
 const http = require('http'), fs = require('fs')
@@ -143,8 +146,17 @@ def _workerd(folder: Path, port: int) -> Sequence[str]:
     return [_find("workerd", "npm install workerd"), "serve", str(folder / "workerd.capnp")]
 
 
-SERVERS: Final[Mapping[str, Callable[[Path, int], Sequence[str]]]] = {WORKERD: _workerd, NODE: _node}
-"""The command of each, given a folder that has ``add.wasm`` and a port."""
+def _cupy(_folder: Path, port: int) -> Sequence[str]:
+    for name in ("uvicorn", "cupy"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingPeer(f"no {name}: pip install {name if name != 'cupy' else 'cupy-cuda12x'}")
+    served = f"{__package__}.cupy_server:serve"
+    options = ("--loop=uvloop", "--http=httptools", "--log-level=critical", "--no-access-log")
+    return [sys.executable, "-m", "uvicorn", served, f"--port={port}", *options]
+
+
+SERVERS: Final[Mapping[str, Callable[[Path, int], Sequence[str]]]] = {WORKERD: _workerd, NODE: _node, CUPY: _cupy}
+"""The command of each, given a folder that has ``add.wasm``, for those that serve it, and a port."""
 
 
 @contextlib.contextmanager

@@ -178,9 +178,10 @@ def _check(kind: str, load: WrkResult) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WrkResult:
-    """The outcome of one run: answers a second, tail latency, answers without success, and requests without answer."""
+    """The outcome of one run: answers a second, latencies, answers without success, and requests without answer."""
 
     per_s: float
+    p50_ms: float
     p99_ms: float
     refused: int
     broken: int
@@ -212,8 +213,8 @@ def apply_load(
             text=True,
             check=False,
         )
-    result = re.search(r"RESULT (\d+) (\d+) (\d+) [\d.]+ ([\d.]+)\nBROKEN (\d+)", run.stdout)
+    result = re.search(r"RESULT (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)\nBROKEN (\d+)", run.stdout)
     if result is None:
         raise InvalidArgs(f"wrk failed: {run.stderr.strip()[:200]}")
-    requests, took_us, refused, p99_us, broken = (float(each) for each in result.groups())
-    return WrkResult(requests / took_us * 1e6, p99_us / 1000, int(refused), int(broken))
+    requests, took_us, refused, p50_us, p99_us, broken = (float(each) for each in result.groups())
+    return WrkResult(requests / took_us * 1e6, p50_us / 1000, p99_us / 1000, int(refused), int(broken))

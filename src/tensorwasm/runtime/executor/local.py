@@ -180,13 +180,13 @@ class LocalExecutor:
 
         A fiber changes threads eight times for a call, which takes longer than most kernels.
         """
-        began_s = time.monotonic()
         dispatch = function.dispatch
+        if dispatch.plan(request.export, request.grants, request.tenant, request.memory_kind) is None:
+            return False
+        began_s = time.monotonic()
         if began_s < function.slow_until_s or not self._short.acquire(blocking=False):
             return False
         try:
-            if dispatch.plan(request.export, request.grants, request.tenant, request.memory_kind) is None:
-                return False
             pending.waits = True
             run_call(lambda announce: dispatch.call(request.export, request.args, announce=announce, **given), pending)
         finally:

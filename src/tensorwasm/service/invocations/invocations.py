@@ -323,9 +323,7 @@ class Invocations:
         call = partial(resolved.function.dispatch.call, request.export, request.args, **cast("CallInputs", options))
         return self._threads.submit(lambda announce: call(announce=announce))
 
-    async def _begin_turn(
-        self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline
-    ) -> _Turn:
+    async def _begin_turn(self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline) -> _Turn:
         """Wait for a turn, and take the instance's quotas; `_end_turn` gives both back."""
         gate = self.admission.guests[kind]
         permit = admitted.try_permit(gate) or await admitted.permit(gate, deadline)
