@@ -1,6 +1,7 @@
 """Compile the C and C++ guests of the examples, the benchmarks and the tests to NAME.wasm beside them.
 
-The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library, but for those in a folder of their own.
+The C compiler is the one in the PyPI package ziglang. Guests of benchmarks have no C library, unless they are in the
+folder wasi.
 
 A guest contains its kernels: run build_kernels.py first when a kernel has changed. The same compiler gives the same
 bytes; the bytes of another release differ and work as well.

@@ -195,7 +195,7 @@ def cuda_bindings(ordinal: int, ptx: bytes, entry: str) -> Iterator[Loops]:
 def cupy(ordinal: int, ptx: bytes, entry: str) -> Iterator[Loops]:
     """Launch through CuPy's ``RawModule``."""
     try:
-        import cupy as library  # type: ignore[import-not-found]  # noqa: PLC0415 - an optional peer
+        import cupy as library  # noqa: PLC0415 - a peer
     except ImportError as error:
         raise MissingPeer(f"CuPy: {error}") from None
     function = library.cuda.function.Module()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeVar
 
 import msgspec
 
@@ -30,6 +32,8 @@ ANSWER_S: Final = 10.0
 """What either side waits for the other's line."""
 _MOMENT_S: Final = 0.1
 _LEAST_S: Final = 0.001
+
+_Made = TypeVar("_Made")
 
 
 class BrokerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,3 +196,18 @@ class BrokerClient:
             raise refusal
         close_all(descriptors)
         raise DeviceUnavailable(f"what answers at {self._path} is no broker of this release")
+
+
+def call_elsewhere(connector: Callable[[], _Made], done: Callable[[], object]) -> Future[_Made]:
+    """Call a function on a thread of its own, and another one once the outcome is there."""
+    outcome: Future[_Made] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(connector())
+        except Exception as error:  # noqa: BLE001 - for who takes the outcome
+            outcome.set_exception(error)
+        done()
+
+    threading.Thread(target=call, name="tensorwasm-dial", daemon=True).start()
+    return outcome

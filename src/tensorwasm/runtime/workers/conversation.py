@@ -2,8 +2,8 @@
 
 One thread holds it, and keeps its times. Others may serve it too, one at a time (`Conversation.turn`): a thread that
 has a request sends it itself, and an event loop reads the answers to its own. So no thread is woken for a call.
-Whatever the process does, the conversation ends with an `Ending` and every descriptor closed, a process that this one
-has started gone and reaped; what the process was asked and did not answer is left to the caller.
+Whatever the process does, it ends with an `Ending` and every descriptor closed, a process that this one has started
+gone and reaped; what the process was asked and did not answer is left to the caller.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceLost, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
-from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.workers.flight import Flight, make_target, target_key
+from tensorwasm.runtime.workers.conversation_clock import ConversationClock
+from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     AskFrame,
@@ -32,10 +31,7 @@ from tensorwasm.runtime.workers.frames import (
     CreditFrame,
     DoneFrame,
     FailedFrame,
-    ForgetFrame,
-    KernelFrame,
     LongWorkFrame,
-    NoKernelFrame,
     OutputFrame,
     ReadyFrame,
     SetupFrame,
@@ -48,54 +44,22 @@ from tensorwasm.runtime.workers.frames import (
     WorkerFrame,
 )
 from tensorwasm.runtime.workers.kernels.asks import KernelAsks
+from tensorwasm.runtime.workers.known_targets import KnownTargets
 from tensorwasm.runtime.workers.loop_reader import LoopReader
-from tensorwasm.runtime.workers.outbox import Outbox, send_blob
-from tensorwasm.runtime.workers.outcomes import clean, describe_error
+from tensorwasm.runtime.workers.outbox import Outbox
+from tensorwasm.runtime.workers.outcomes import clean
+from tensorwasm.runtime.workers.owner import Owner
 from tensorwasm.runtime.workers.process import Ending, Patience, WorkerProcess, describe_exit
 from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter
 
 _READ_BYTES: Final = 64 << 10  # more would be a mapping of its own for each read
 _KEPT_ERRORS_BYTES: Final = 4 << 10
 _EXIT_S: Final = 1.0
-_TARGET_BYTES: Final = 256 << 20
-_TARGETS: Final = 4096
-_LOOK_S: Final = 1.0
-"""How often the times are looked at, which requests that were sent by other threads have, too."""
+_LOOK_S: Final = 1.0  # how often the times are looked at: requests that other threads have sent have some, too
 _TO_PARENT: Final = (UnfitFrame, WishFrame, TurnEndFrame, AskFrame, AskPartFrame)
 """What no front is told: it compiles no kernels and gives no turns."""
 
 _log = logging.getLogger(__name__)
-
-
-class Owner(Protocol):
-    """Who has the conversation held."""
-
-    def ready(self, info: ReadyFrame) -> None:
-        """The process takes requests."""
-
-    def sick(self, message: str) -> None:
-        """The process's device is lost: it is not to be given more."""
-
-    def found_long(self, tenant: str) -> None:
-        """Kernels of a tenant run long in the process."""
-
-    def wish(self, tenants: Mapping[str, int]) -> None:
-        """These tenants, and no others, keep the device busy in the process; with their weights."""
-
-    def end_turn(self, number: int, *, late: bool) -> None:
-        """The process has ended a turn, or what ran on from it."""
-
-    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
-        """The process wants a kernel: `Conversation.answer` is to be called."""
-
-    def attend(self, talk: Conversation, now_s: float) -> float | None:
-        """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
-
-    def serve(self) -> None:
-        """Give the process what waits for it, unless another thread is just doing that. Nobody's turn it is then."""
-
-    def wake(self) -> None:
-        """Have the thread that holds the conversation look after it."""
 
 
 class Conversation:
@@ -136,13 +100,10 @@ class Conversation:
         self._front = setup is None
         self._owner = owner
         self._waker = waker
-        self._patience = patience
         self._outbox = Outbox()
         self._splitter = Splitter(FROM_WORKER)
-        self._targets: LruCache[int] = LruCache(_TARGETS, _TARGET_BYTES)
-        self._numbers = count(1)
+        self._known = KnownTargets()
         self._tenants: set[str] = set()
-        self._overdue: dict[int, float] = {}
         self._asks = KernelAsks()
         self._errors = bytearray()
         self._beats = 0
@@ -150,8 +111,7 @@ class Conversation:
         self._sick = ""
         self._unfit: UnfitFrame | None = None
         self._ending: str | None = None
-        self._ends_at_s = time.monotonic() + patience.start_s
-        self._late = f"was not ready within {patience.start_s:g} s"
+        self._clock = ConversationClock(patience)
         self._stopping = False
         self._read_at_s = 0.0
         if setup is not None:
@@ -161,14 +121,13 @@ class Conversation:
     def send(self, flight: Flight) -> None:
         """Give the process a request."""
         self.flights[flight.number] = flight
-        self._overdue[flight.number] = flight.overdue_at_s()
-        request = flight.request
-        self._tenants.add(request.tenant)
-        target = None if request.stdin or request.input or self._outbox.lazy else self._targets.get(target_key(request))
-        if target is not None:
-            self._outbox.add(flight.frame(target))
+        self._clock.begin(flight)
+        self._tenants.add(flight.request.tenant)
+        frame = None if self._outbox.lazy else self._known.find(flight)
+        if frame is not None:
+            self._outbox.add(frame)
         else:
-            self._outbox.put(self._tell(flight))
+            self._outbox.put(self._known.describe(flight))
 
     def flush(self) -> None:
         """Send what the socket takes now. Whose turn it is may call this."""
@@ -204,12 +163,7 @@ class Conversation:
 
     def _tell_kernel(self, ask: int, outcome: bytes | TensorWasmError) -> Iterator[WorkerFrame]:
         """Yield the frames of an answer; the ask counts until they are sent, because a process may not read them."""
-        if isinstance(outcome, bytes):
-            blob = next(self._numbers)
-            yield from send_blob(blob, outcome)
-            yield KernelFrame(ask, blob)
-        else:
-            yield NoKernelFrame(ask, describe_error(ask, outcome))
+        yield from self._known.describe_kernel(ask, outcome)
         self._asks.close(ask)
 
     def stop(self) -> None:
@@ -217,8 +171,7 @@ class Conversation:
         if not self._stopping:
             self._stopping = True
             self._outbox.add(StopFrame())
-            grace_s = self._patience.stop_s if self.introduced else 0.0
-            self._ends_at_s, self._late = time.monotonic() + grace_s, "did not leave"
+            self._clock.stop(introduced=self.introduced)
 
     def hold(self) -> Ending:
         """Talk until the process has ended; it is gone when this returns."""
@@ -245,12 +198,9 @@ class Conversation:
         return self.introduced and self._ending is None
 
     def has_gone(self) -> bool:
-        """Return whether the process has gone, which the thread that reads may not know yet: it is not to be given more.
-
-        Whose turn it is may call this.
-        """
+        """Return whether the process has gone, which the thread that reads may not know yet. For whose turn it is."""
         try:
-            return not self._process.link.recv(1, socket.MSG_PEEK)
+            return not self.open or not self._process.link.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -262,13 +212,13 @@ class Conversation:
         wake_at_s = self._owner.attend(self, now_s)
         if self._watched and now_s - self._read_at_s >= _LOOK_S:  # an event loop may be late, or stand still
             self._read()
-        self._check_clock(now_s)
+        self._ending = self._clock.verdict(now_s) if self._ending is None else self._ending
         if self._ending is not None:
             return 0.0
         self.flush()
         wanted = (0 if self._watched else selectors.EVENT_READ) | (0 if self._outbox.empty else selectors.EVENT_WRITE)
         self._listen(selector, wanted)
-        times = [self._ends_at_s, now_s + _LOOK_S, *self._overdue.values(), *([] if wake_at_s is None else [wake_at_s])]
+        times = [self._clock.rings_at_s(), now_s + _LOOK_S, *([] if wake_at_s is None else [wake_at_s])]
         return max(0.0, min(times) - now_s)
 
     def _listen(self, selector: selectors.BaseSelector, wanted: int) -> None:
@@ -292,12 +242,6 @@ class Conversation:
             if self._ending is not None:
                 self._owner.wake()
         return self._ending is None
-
-    def _check_clock(self, now_s: float) -> None:
-        if now_s >= self._ends_at_s:
-            self._ending = self._late
-        elif any(now_s >= at_s for at_s in self._overdue.values()):
-            self._ending = "did not end a request that had long been over"
 
     def _exchange(self, _: selectors.BaseSelector, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -348,7 +292,7 @@ class Conversation:
         if self.introduced or frame.protocol != PROTOCOL:
             raise BrokenFrame("ready twice, or of another release")
         self.introduced = True
-        self._wait_for_beat()
+        self._clock.beat()
         self._owner.ready(frame)
 
     def _take_unfit(self, frame: UnfitFrame) -> None:
@@ -364,7 +308,7 @@ class Conversation:
             self._require_known(charge.tenant)
         self._beats = frame.number
         self.charges = {charge.tenant: (charge.device_bytes, charge.pinned_bytes) for charge in frame.charges}
-        self._wait_for_beat()
+        self._clock.beat()
 
     def _take_long_work(self, frame: LongWorkFrame) -> None:
         self._require_known(frame.tenant)
@@ -395,11 +339,6 @@ class Conversation:
         if tenant not in self._tenants and not self.shared:
             raise BrokenFrame(f"work of the tenant {tenant[:64]!r}, who has asked nothing of it")
 
-    def _wait_for_beat(self) -> None:
-        if not self._stopping:
-            self._ends_at_s = time.monotonic() + self._patience.silent_s
-            self._late = f"sent no heartbeat for {self._patience.silent_s:g} s"
-
     def _take_output(self, frame: OutputFrame) -> None:
         self._flight(frame.request).take(frame)  # once nobody takes it, the process was told so
 
@@ -427,26 +366,9 @@ class Conversation:
         return flight
 
     def _close(self, number: int) -> None:
-        del self.flights[number], self._overdue[number]
+        del self.flights[number]
+        self._clock.end(number)
         self.answered += 1
-
-    def _tell(self, flight: Flight) -> Iterator[WorkerFrame]:
-        """Yield the frames of a request: the target and the blobs that the process lacks, and the call."""
-        request = flight.request
-        key = target_key(request)
-        target = self._targets.get(key)
-        if target is None:
-            module, target = next(self._numbers), next(self._numbers)
-            gone = self._targets.put(key, target, len(request.module))
-            yield from send_blob(module, request.module)
-            yield make_target(request, target, module)
-            yield from (ForgetFrame(each) for each in gone)
-        blobs = []
-        for data in (request.stdin, request.input):
-            blobs.append(next(self._numbers) if data else None)
-            if blobs[-1] is not None:
-                yield from send_blob(blobs[-1], data)
-        yield flight.frame(target, *blobs)
 
     def _end(self) -> Ending:
         self._process.wait(_EXIT_S if not self._ending else 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 import threading
@@ -13,14 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from msgspec import structs
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.gpu.cuda.assembler import find_assembler
-from tensorwasm.gpu.cuda.driver.mps import find_daemon
+from tensorwasm.errors import CapacityExhausted, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.limits.turns import FREE, TurnOrder, TurnScheduler
 from tensorwasm.gpu.resources.window_heap import window_bytes, window_width
 from tensorwasm.runtime.api.lazy_device import checked_quota
@@ -31,6 +28,7 @@ from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.isolation import Kernels, check_workers, find_pipes, usual_isolation
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.loop_reader import LoopReader
@@ -38,8 +36,6 @@ from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerSta
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import MIB, Isolation
-
-Kernels = Literal["untrusted", "trusted"]
 
 WORKERS_PER_DEVICE: Final = 4
 """Under isolation by process. A context on a GPU costs about 550 MB of its memory and 100 ms."""
@@ -108,7 +104,7 @@ class WorkerExecutor:
         shares: Mapping[str, int] | None = None,
         broker: Path | None = None,
     ) -> None:
-        self._options = replace(options or WorkerOptions(), pipes=_find_pipes(kernels) if mps else None)
+        self._options = replace(options or WorkerOptions(), pipes=find_pipes(kernels) if mps else None)
         self._broker = None if broker is None else BrokerClient(broker)
         if self._broker is not None:
             found = self._broker.describe()
@@ -120,8 +116,8 @@ class WorkerExecutor:
         self._most = workers
         self._shares = dict(shares or {})
         divided = bool(self._shares) or self._options.multiprocessors is not None
-        self.isolation: Isolation = isolation or ("stream" if emulated else "process" if divided else _safest())
-        _check(workers, self.isolation, self._shares, self._options)
+        self.isolation: Isolation = isolation or usual_isolation(emulated=emulated, divided=divided)
+        check_workers(workers, self.isolation, self._shares, self._options)
         sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
         self._device_shares = [GpuShares(sizes) for _ in self.devices]
         self._lock = threading.Lock()
@@ -377,40 +373,3 @@ class _PlacedWorker:
             self.used_at,
             self.long,
         )
-
-
-def _safest() -> Isolation:
-    """Return what keeps tenants apart on a GPU unless somebody chooses: guarded kernels need Linux and a ptxas."""
-    linux = sys.platform == "linux"
-    if linux and find_assembler(settings.current().ptxas, os.environ) is not None:
-        return "guarded"
-    lack = "there is no ptxas" if linux else "GPUs have windows of addresses on Linux alone"
-    _log.warning("%s, so each tenant has a process on the GPU of its own: `tensor-wasm doctor` says more", lack)
-    return "process"
-
-
-def _check(workers: int, isolation: Isolation, shares: Mapping[str, int], options: WorkerOptions) -> None:
-    if workers < 1:
-        raise InvalidArgs(f"a device has 1 worker or more, not {workers}")
-    multiprocessors = 1 if options.multiprocessors is None else options.multiprocessors
-    if min(options.places, options.requests, multiprocessors) < 1:
-        raise InvalidArgs("a worker has 1 place, 1 request and 1 multiprocessor or more")
-    if shares and isolation != "process":
-        raise InvalidArgs("a tenant has a share of its own only where it has workers of its own: isolation='process'")
-    if small := [tenant for tenant, multiprocessors in shares.items() if multiprocessors < 1]:
-        raise InvalidArgs(f"the share of {small[0][:64]!r} is less than 1 multiprocessor")
-
-
-def _find_pipes(kernels: Kernels) -> str:
-    """Return the folder of the MPS daemon that workers join."""
-    if kernels != "trusted":
-        raise InvalidArgs(
-            "MPS is refused: kernels are not guarded, and under MPS a kernel that breaks a rule ends every process on "
-            "the GPU; say kernels='trusted' if you vouch for all of them"
-        )
-    daemon = find_daemon(os.environ, os.path.exists)
-    if not daemon.pipes:
-        raise DeviceUnavailable(
-            f"MPS was asked for and no daemon runs: {daemon.reason}; start nvidia-cuda-mps-control -d"
-        )
-    return daemon.pipes

@@ -128,11 +128,10 @@ class Splitter:
 
         A frame that the other side may not send raises `BrokenFrame`, and the stream cannot be read any further.
         """
+        held: bytes | bytearray = data
         if self._pending:
             self._pending += data
             data, held = b"", self._pending
-        else:
-            held = data
         start = 0
         try:
             while len(held) - start >= _HEADER.size:

@@ -18,15 +18,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
+from tensorwasm.runtime.workers.broker_client import call_elsewhere
 from tensorwasm.runtime.workers.conversation import Conversation
 from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.flight_queue import FlightQueue
 from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
 from tensorwasm.runtime.workers.loop_reader import LoopReader
@@ -34,8 +35,6 @@ from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerSta
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
 from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess, make_environment
 from tensorwasm.values import DeviceInfo
-
-_LONGEST_WAIT_S: Final = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Worker:
         self._reader = reader
         self.lifecycle = Lifecycle(options.backoff)
         self._lock = threading.Lock()
-        self._waiting: deque[Flight] = deque()
+        self._waiting = FlightQueue()
         self._orders: deque[Callable[[Conversation | None], object]] = deque()
         self._joining: list[socket.socket] = []
         self._talk: Conversation | None = None
@@ -109,10 +108,7 @@ class Worker:
         return talk.charges.get(tenant, (0, 0))[0] if talk is not None else 0
 
     def submit(self, flight: Flight) -> None:
-        """Take a request, or raise `CapacityExhausted`, or `DeviceUnavailable` if this was given up.
-
-        `begin` is to be called next, without locks.
-        """
+        """Take a request, which `begin` gives to the process; raise as `refusal`, or `CapacityExhausted`."""
         with self._lock:
             if not self.lifecycle.takes:
                 raise self.refusal()
@@ -121,7 +117,7 @@ class Worker:
                     f"worker {self.number} on {self._options.device} holds {self._options.requests} requests, which is "
                     "as many as WorkerOptions.requests lets it; try again when some have ended"
                 )
-            self._waiting.append(flight)
+            self._waiting.put(flight)
 
     def begin(self) -> None:
         """Give the process what was taken: at once, or on an event loop's thread at its next turn, with all others."""
@@ -140,30 +136,19 @@ class Worker:
             if not talk.turn.acquire(blocking=False):
                 return  # whose turn it is does this next
             try:
-                open_ = talk.open and not talk.has_gone()
-                if open_:
-                    self._hand_over(talk)
-                    talk.flush()
+                if talk.has_gone():
+                    self.wake()
+                    return
+                self._waiting.give(talk.send)
+                talk.flush()
             finally:
                 talk.turn.release()
-            if not open_:
-                self.wake()
-                return
-
-    def _hand_over(self, talk: Conversation) -> None:
-        with self._lock:
-            while self._waiting:
-                talk.send(self._waiting.popleft())
 
     def cancel(self, flight: Flight) -> None:
         """End a request whose outcome is not wanted any more."""
 
         def order(talk: Conversation | None) -> None:
-            with self._lock:
-                waits = flight in self._waiting
-                if waits:
-                    self._waiting.remove(flight)
-            if not waits and talk is not None:
+            if not self._waiting.remove(flight) and talk is not None:
                 talk.cancel(flight, stop=True)
 
         self._order(order)
@@ -182,7 +167,7 @@ class Worker:
             self._order(lambda talk: talk.order(order) if talk is not None else None)
 
     def connect(self, link: socket.socket) -> None:
-        """Give the process, or the next one, the connection of a front; this end is closed. May raise as `refusal`."""
+        """Give the process, or the next one, the connection of a front; this end is closed. Raises as `refusal`."""
         with self._lock:
             if not self.lifecycle.takes:
                 raise self.refusal()
@@ -261,7 +246,7 @@ class Worker:
             if self.lifecycle.state is State.DRAINING:
                 self.lifecycle.ended(blamed=True)
             now_s = time.monotonic()
-            wake_at_s = min(self.lifecycle.starts_at_s, self._expire(now_s))
+            wake_at_s = min(self.lifecycle.starts_at_s, self._waiting.expire(now_s))
             if self.lifecycle.over or now_s >= self.lifecycle.starts_at_s:
                 return
             self._pause(wake_at_s - now_s)
@@ -305,19 +290,10 @@ class Worker:
 
     def _dial(self, connector: Connector) -> WorkerProcess | None:
         """Connect on another thread, because a broker may take its time: deadlines and orders are kept meanwhile."""
-        connected: Future[WorkerProcess] = Future()
-
-        def dial() -> None:
-            try:
-                connected.set_result(connector())
-            except Exception as error:  # noqa: BLE001 - raised below
-                connected.set_exception(error)
-            self.wake()
-
-        threading.Thread(target=dial, name="tensorwasm-dial", daemon=True).start()
+        connected = call_elsewhere(connector, self.wake)
         while not connected.done():
             now_s = time.monotonic()
-            self._pause(self._expire(now_s) - now_s)
+            self._pause(self._waiting.expire(now_s) - now_s)
             self._obey(None)
             if self.lifecycle.state is State.DRAINING:
                 connected.add_done_callback(lambda done: done.exception() or done.result().end())
@@ -373,11 +349,11 @@ class Worker:
     def attend(self, talk: Conversation, now_s: float) -> float | None:
         """Do what is due; return when something is due again. For the conversation."""
         self._obey(talk)
-        expires_at_s = self._expire(now_s)
+        expires_at_s = self._waiting.expire(now_s)
         draining = self.lifecycle.state is State.DRAINING
         late = draining and now_s >= self._drained_by_s
         if talk.introduced and not late and not (draining and self.lifecycle.replacing):
-            self._hand_over(talk)
+            self._waiting.give(talk.send)
         if not draining:
             return expires_at_s
         if late or not (talk.flights or (self._waiting and not self.lifecycle.replacing)):
@@ -395,17 +371,6 @@ class Worker:
                 return
             self.lifecycle.drain(replace=replace)
             self._drained_by_s = time.monotonic() + limit_s
-
-    def _expire(self, now_s: float) -> float:
-        """End the waiting requests whose deadline has passed; return when the next one's does."""
-        with self._lock:
-            gone = [flight for flight in self._waiting if flight.deadline.expired()]
-            for flight in gone:
-                self._waiting.remove(flight)
-            left_s = min((flight.deadline.remaining_s() for flight in self._waiting), default=math.inf)
-        for flight in gone:
-            flight.end(InvokeTimeout("the deadline passed before a worker process was ready"))
-        return now_s + min(left_s, _LONGEST_WAIT_S)
 
     def _conclude(self, flights: Sequence[Flight], ending: Ending) -> None:
         """End what the process did not answer, and decide what follows."""
@@ -428,10 +393,8 @@ class Worker:
             pass
         self._obey(None)
         with self._lock:
-            refused, self._waiting = list(self._waiting), deque()
             self._waker.close()
             self._woken.close()
         for link in self._joining:
             link.close()
-        for flight in refused:
-            flight.end(self.refusal())
+        self._waiting.give(lambda flight: flight.end(self.refusal()))

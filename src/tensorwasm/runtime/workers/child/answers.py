@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.workers.frames import BrokenFrame, OutputFrame, WorkerFrame
+from tensorwasm.runtime.workers.frames import BrokenFrame, OutputFrame, OutputName, WorkerFrame
 from tensorwasm.runtime.workers.outbox import split
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result
 from tensorwasm.runtime.workers.wire import encode
@@ -22,8 +22,11 @@ def encode_outcome(number: int, outcome: Invocation | BaseException) -> bytes:
 
 
 def _describe_outcome(number: int, outcome: Invocation | BaseException) -> Iterator[WorkerFrame]:
-    stdout, stderr = getattr(outcome, "stdout", b""), getattr(outcome, "stderr", b"")
-    for name, data in (("stdout", stdout), ("stderr", stderr)):
+    written: tuple[tuple[OutputName, bytes], ...] = (
+        ("stdout", getattr(outcome, "stdout", b"")),
+        ("stderr", getattr(outcome, "stderr", b"")),
+    )
+    for name, data in written:
         for part in split(data):
             yield OutputFrame(number, name, part)
     if isinstance(outcome, Invocation):

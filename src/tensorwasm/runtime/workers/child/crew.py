@@ -1,9 +1,9 @@
 """`Crew`: threads of which one at a time, the leader, reads all connections and makes short calls itself.
 
-So a call is read, made and answered on one thread. The leader may be held up by a guest, a kernel or the driver. Another
-thread, the watcher, looks every `TICK_S` while calls are made: if the leader is in the same call as before, the watcher
-takes the lead, a new watcher follows it, and the thread that was held up leaves once its call has ended. So a call delays
-others by two ticks at most, whatever it does.
+So a call is read, made and answered on one thread. The leader may be held up by a guest, a kernel or the driver.
+Another thread, the watcher, looks every `TICK_S` while calls are made: if the leader is in the same call as before, the
+watcher takes the lead, a new watcher follows it, and the thread that was held up leaves once its call has ended. So a
+call delays others by two ticks at most, whatever it does.
 """
 
 from __future__ import annotations

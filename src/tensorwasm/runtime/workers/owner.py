@@ -1,0 +1,42 @@
+"""`Owner`: who has a conversation with a worker's process held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tensorwasm.runtime.workers.frames import AskFrame, ReadyFrame
+
+if TYPE_CHECKING:
+    from tensorwasm.runtime.workers.conversation import Conversation
+
+
+class Owner(Protocol):
+    """Who has the conversation held."""
+
+    def ready(self, info: ReadyFrame) -> None:
+        """The process takes requests."""
+
+    def sick(self, message: str) -> None:
+        """The process's device is lost: it is not to be given more."""
+
+    def found_long(self, tenant: str) -> None:
+        """Kernels of a tenant run long in the process."""
+
+    def wish(self, tenants: Mapping[str, int]) -> None:
+        """These tenants, and no others, keep the device busy in the process; with their weights."""
+
+    def end_turn(self, number: int, *, late: bool) -> None:
+        """The process has ended a turn, or what ran on from it."""
+
+    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
+        """The process wants a kernel: `Conversation.answer` is to be called."""
+
+    def attend(self, talk: Conversation, now_s: float) -> float | None:
+        """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
+
+    def serve(self) -> None:
+        """Give the process what waits for it, unless another thread is just doing that. Nobody's turn it is then."""
+
+    def wake(self) -> None:
+        """Have the thread that holds the conversation look after it."""
