@@ -132,13 +132,17 @@ def _compare(subjects: Mapping[str, _Subject], seconds: float, connections: int,
         yield sampled(f"{_named(name, connections)}, p99", "ms", p99s, bar=3.0 if crowd and connections == 16 else None)
 
 
+def tenants_guest(tenant: int) -> bytes:
+    """Return the guest of a tenant, with a kernel text that no other one has."""
+    return read_guest("increment").replace(_KERNEL, b"// A kernel of the tenant %07d." % tenant)
+
+
 def _tenants_in_turn(service: RunningService, count: int, *, real: bool) -> Iterator[Figure]:
     """Yield latencies of many tenants, each with a kernel of its own, that are called one after the other."""
 
     def deploy(tenant: int) -> tuple[int, str]:
-        module = read_guest("increment").replace(_KERNEL, b"// A kernel of the tenant %07d." % tenant)
         with service.client(tenant) as client:
-            return tenant, _deploy(client, FREESTANDING, module)
+            return tenant, _deploy(client, FREESTANDING, tenants_guest(tenant))
 
     with ThreadPoolExecutor(_DEPLOYERS) as pool:
         paths = dict(pool.map(deploy, range(2, count + 2)))

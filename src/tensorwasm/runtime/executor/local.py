@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.limits.accounts import Accounts
 from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
@@ -40,8 +40,9 @@ FUNCTIONS: Final = 4096
 
 THREADS: Final = 256
 SLOW_S: Final = 0.02
+SLOW_CALLS: Final = 3
 SLOW_FOR_S: Final = 1.0
-"""A function whose call with a device took so long has its next ones as fibers, for so long."""
+"""A function of which so many calls in a row took so long, with a device, has its next ones as fibers, for so long."""
 
 StoppableCall = Callable[[Announce], Invocation]
 """Makes a call on the thread that it is called on, given what takes the way to stop it."""
@@ -74,7 +75,8 @@ class LocalExecutor:
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
         self._fibers: set[PendingInvocation] = set()
-        self._short = threading.Semaphore(max(1, places // 2))
+        self._short = max(1, places // 2)  # calls that may still be made as short ones
+        self._caps: dict[str, int | None] = {}  # of the accounts that were opened, by tenant
         self._closed = False
 
     def submit(self, request: Request, listener: Listener | None = None) -> PendingInvocation:
@@ -153,25 +155,36 @@ class LocalExecutor:
         """Return a function if its next call with a device can be made on the calling thread, as one that is short.
 
         That is so if it is loaded and one-shot, is seldom slow, and few others are made so. `end_short` is to be called
-        after it.
+        after it. Raises what opening the tenant's account raises.
         """
         with self._lock:
             function = self._functions.get(key)
-        if function is None or time.monotonic() < function.slow_until_s:
-            return None
-        if not function.dispatch.is_planned(export, grants, key.tenant, memory_kind):
-            return None
+            if function is None or not self._short or time.monotonic() < function.slow_until_s:
+                return None
+            if not function.dispatch.is_planned(export, grants, key.tenant, memory_kind):
+                return None
+            self._short -= 1
         try:
             self._admit(key.tenant, gpu_bytes)
-        except TensorWasmError:
-            return None  # as the outcome of a call that is submitted
-        return function if self._short.acquire(blocking=False) else None
+        except BaseException:
+            self._leave_short()
+            raise
+        return function
 
     def end_short(self, function: Function, began_s: float) -> None:
         """Note that a short call has ended, which began at a time of the monotonic clock."""
-        self._short.release()
-        if time.monotonic() - began_s > SLOW_S:
-            function.slow_until_s = time.monotonic() + SLOW_FOR_S
+        self._leave_short()
+        ended_s = time.monotonic()
+        if ended_s - began_s <= SLOW_S:
+            function.slow_calls = 0
+            return
+        function.slow_calls += 1
+        if function.slow_calls >= SLOW_CALLS:
+            function.slow_calls, function.slow_until_s = 0, ended_s + SLOW_FOR_S
+
+    def _leave_short(self) -> None:
+        with self._lock:
+            self._short += 1
 
     def _run_short(
         self, function: Function, request: Request, given: dict[str, Any], pending: PendingInvocation
@@ -184,8 +197,10 @@ class LocalExecutor:
         if dispatch.plan(request.export, request.grants, request.tenant, request.memory_kind) is None:
             return False
         began_s = time.monotonic()
-        if began_s < function.slow_until_s or not self._short.acquire(blocking=False):
-            return False
+        with self._lock:
+            if began_s < function.slow_until_s or not self._short:
+                return False
+            self._short -= 1
         try:
             pending.waits = True
             run_call(lambda announce: dispatch.call(request.export, request.args, announce=announce, **given), pending)
@@ -201,9 +216,12 @@ class LocalExecutor:
         pending.stop_with(fiber.cancel)
 
     def _admit(self, tenant: str, gpu_bytes: int | None) -> None:
-        """Open a tenant's account, with a request's cap."""
+        """Open a tenant's account, with a request's cap, unless that was the last cap of the tenant's."""
+        if self._caps.get(tenant, -1) == gpu_bytes:
+            return
         accounts = self._accounts = self._runtime.share().accounts
         accounts.register(tenant, self._runtime.gpu_bytes if gpu_bytes is None else gpu_bytes)
+        self._caps[tenant] = gpu_bytes
 
     def _load(self, request: Request, work: StopHook) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""

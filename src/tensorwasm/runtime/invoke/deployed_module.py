@@ -85,6 +85,7 @@ class DeployedModule:
         self.engine: Engine = prepared.module.engine  # of its sandboxes, unless the host makes their memory
         self.long = False  # its last submitted guest ran longer than an event loop may be held
         self.late = 0  # how many of its last calls in one step on an event loop's thread did
+        self.slow_calls = 0  # calls with a device in a row that held a thread for long
         self.slow_until_s = 0.0  # when its calls with a device may hold a thread again, on the monotonic clock
         self.warm_kept: dict[str, WarmSpecification] = {}  # its warm sandboxes, by tenant
         # An export that every sandbox calls first, after a reactor's ``_initialize``; None without.

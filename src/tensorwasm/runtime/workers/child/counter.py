@@ -155,18 +155,15 @@ class Counter:
         self._host.obey(TurnOrder(frame.contested, frame.number, frame.tenant or "", frame.length_ns))
 
     def tell(self, frame: WorkerFrame) -> None:
-        """Send a frame, unless the other end has gone."""
-        try:
-            self.line.send(frame)
-        except OSError:
-            _log.info("the process at the other end has gone")
+        """Send a frame, unless the other end has gone. Never waits."""
+        self._post(encode(frame))
 
     def tell_sickness(self, message: str) -> None:
-        """Tell that the device is lost, once."""
+        """Tell that the device is lost, once. Never waits."""
         if self._told_sickness.acquire(blocking=False):
-            self._post(encode(SickFrame(message)))
+            self.tell(SickFrame(message))
 
-    def soon(self, function: Callable[..., object], *args: object) -> bool:
+    def _soon(self, function: Callable[..., object], *args: object) -> bool:
         """Call a function that may wait on another thread; return False if the connection has ended."""
         try:
             self._answers.submit(function, *args)
@@ -250,7 +247,10 @@ class Counter:
             return False
         if len(stdin) > target.key.limits.stdin_bytes or len(given) > STREAM_BYTES:
             return False  # to be refused
-        function = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
+        try:
+            function = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
+        except TensorWasmError:
+            return False  # as the outcome of a request
         if function is None:
             return False
         began_s = time.monotonic()
@@ -276,7 +276,7 @@ class Counter:
 
     def _post(self, data: bytes) -> None:
         if not self.line.post(data):
-            self.soon(self.line.drain)
+            self._soon(self.line.drain)
 
     def _make_elsewhere(self, frame: InvokeFrame, request: Request) -> None:
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
@@ -309,7 +309,7 @@ class Counter:
     def _ended(self, call: RunningCall, done: Future[Invocation]) -> None:
         if call.ticket is not None and call.ticket.waits and threading.get_ident() != self._reader:
             self._conclude(call, done)
-        elif not self.soon(self._conclude, call, done):
+        elif not self._soon(self._conclude, call, done):
             del self._calls[call.number]
 
     def _conclude(self, call: RunningCall, done: Future[Invocation]) -> None:

@@ -237,7 +237,7 @@ class WorkerServer:
             self._told_s[tenant] = now_s
         for counter in self._counters:
             if tenant in counter.tenants:
-                counter.soon(counter.tell, LongWorkFrame(tenant))
+                counter.tell(LongWorkFrame(tenant))
 
     def look_after_device(self, teller: Counter) -> str:
         """Find out whether the device still answers, by a stream that has no work; if not, tell everybody, once.
@@ -257,7 +257,7 @@ class WorkerServer:
                 self._sickness = self._sickness or clean(error.message)
             for counter in self._counters:
                 if counter is not teller:
-                    counter.soon(counter.tell_sickness, self._sickness)
+                    counter.tell_sickness(self._sickness)
             teller.tell_sickness(self._sickness)
         except (CallerError, LimitError):
             return ""  # the device is full, not lost
