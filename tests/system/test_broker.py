@@ -24,7 +24,7 @@ from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import frames
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import BrokerClient
-from tensorwasm.runtime.workers.flight import make_invoke
+from tensorwasm.runtime.workers.conversation.flight import make_invoke
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     BlobFrame,

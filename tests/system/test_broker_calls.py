@@ -11,7 +11,7 @@ from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import BrokerClient
-from tensorwasm.runtime.workers.flight import make_invoke, make_target
+from tensorwasm.runtime.workers.conversation.flight import make_invoke, make_target
 from tensorwasm.runtime.workers.frames import BeatFrame, BlobFrame, BlobPartFrame, DoneFrame, FailedFrame, OutputFrame
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor

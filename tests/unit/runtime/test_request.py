@@ -10,7 +10,7 @@ from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import NAME_CHARACTERS, STREAM_BYTES, TEXT_BYTES, Request, check_request
 from tensorwasm.runtime.workers.child.calls import Target, make_request
-from tensorwasm.runtime.workers.flight import make_invoke, make_target
+from tensorwasm.runtime.workers.conversation.flight import make_invoke, make_target
 from tensorwasm.runtime.workers.wire import TO_WORKER, Splitter, encode
 from tensorwasm.values import Limits
 

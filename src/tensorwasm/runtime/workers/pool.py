@@ -26,12 +26,12 @@ from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
 from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.broker_client import BrokerClient
+from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.devices import list_devices
-from tensorwasm.runtime.workers.flight import Flight
 from tensorwasm.runtime.workers.isolation import Kernels, check_workers, find_pipes, usual_isolation
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
-from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
 from tensorwasm.runtime.workers.worker import Worker

@@ -25,12 +25,12 @@ from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable,
 from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.runtime.workers.broker_client import call_elsewhere
-from tensorwasm.runtime.workers.conversation import Conversation
-from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.flight_queue import FlightQueue
+from tensorwasm.runtime.workers.conversation.conversation import Conversation
+from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight_queue import FlightQueue
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
-from tensorwasm.runtime.workers.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
 from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess, make_environment

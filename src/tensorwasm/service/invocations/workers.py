@@ -12,7 +12,7 @@ from typing import Final
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.runtime.workers.loop_reader import LoopReader
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.settings.parsing import checked_isolation

@@ -7,7 +7,7 @@ import pytest
 from tensorwasm.errors import DeviceFault, InvokeTimeout
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow
-from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, DoneFrame, OutputFrame
 from tensorwasm.values import NEVER, Deadline
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from strategies.frames import from_worker, nearly_frames, to_worker
 from tensorwasm.runtime.workers import frames
+from tensorwasm.runtime.workers.conversation.outbox import split
 from tensorwasm.runtime.workers.frames import BrokenFrame
-from tensorwasm.runtime.workers.outbox import split
 from tensorwasm.runtime.workers.wire import FROM_WORKER, TO_WORKER, Splitter, encode
 
 HEADER_BYTES = 5

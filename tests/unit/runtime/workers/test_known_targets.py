@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers import known_targets
-from tensorwasm.runtime.workers.flight import Flight
-from tensorwasm.runtime.workers.flight_queue import FlightQueue
+from tensorwasm.runtime.workers.conversation import known_targets
+from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight_queue import FlightQueue
+from tensorwasm.runtime.workers.conversation.known_targets import KnownTargets
+from tensorwasm.runtime.workers.conversation.outbox import Outbox
 from tensorwasm.runtime.workers.frames import BlobFrame, BlobPartFrame, ForgetFrame, InvokeFrame, TargetFrame
-from tensorwasm.runtime.workers.known_targets import KnownTargets
-from tensorwasm.runtime.workers.outbox import Outbox
 from tensorwasm.runtime.workers.wire import TO_WORKER, Splitter
 
 if sys.platform == "win32":

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tensorwasm.runtime.workers.loop_reader import LoopReader
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 
 if sys.platform == "win32":
     pytest.skip("workers need Linux or macOS", allow_module_level=True)

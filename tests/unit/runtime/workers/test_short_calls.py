@@ -17,7 +17,7 @@ from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.child import server as served
 from tensorwasm.runtime.workers.child.parent_link import ParentLink
 from tensorwasm.runtime.workers.child.server import WorkerServer
-from tensorwasm.runtime.workers.flight import make_invoke, make_target
+from tensorwasm.runtime.workers.conversation.flight import make_invoke, make_target
 from tensorwasm.runtime.workers.frames import (
     BeatFrame,
     BlobFrame,

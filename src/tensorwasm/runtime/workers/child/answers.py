@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout, LimitError
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.invoke.invocation import Invocation
+from tensorwasm.runtime.workers.conversation.outbox import split
 from tensorwasm.runtime.workers.frames import BrokenFrame, OutputFrame, OutputName, WorkerFrame
-from tensorwasm.runtime.workers.outbox import split
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result
 from tensorwasm.runtime.workers.wire import encode
 

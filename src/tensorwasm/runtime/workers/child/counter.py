@@ -22,6 +22,7 @@ from tensorwasm.runtime.workers.child.calls import RunningCall, ShortCall, Targe
 from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow, ParentLink
+from tensorwasm.runtime.workers.conversation.outbox import split
 from tensorwasm.runtime.workers.frames import (
     BeatFrame,
     BlobFrame,
@@ -40,7 +41,6 @@ from tensorwasm.runtime.workers.frames import (
     TurnFrame,
     WorkerFrame,
 )
-from tensorwasm.runtime.workers.outbox import split
 from tensorwasm.runtime.workers.outcomes import rebuild_error
 from tensorwasm.runtime.workers.wire import encode
 from tensorwasm.values import Deadline

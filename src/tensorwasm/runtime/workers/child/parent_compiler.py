@@ -11,9 +11,9 @@ from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, M
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.gpu.resources.kernel_store import StoredKernel, decode
 from tensorwasm.runtime.workers.child.parent_link import ParentLink
+from tensorwasm.runtime.workers.conversation.outbox import split
 from tensorwasm.runtime.workers.frames import AskFrame, AskPartFrame
 from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH, Room
-from tensorwasm.runtime.workers.outbox import split
 from tensorwasm.values import Deadline
 
 

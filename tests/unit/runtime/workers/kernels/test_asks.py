@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tensorwasm.errors import CapacityExhausted
-from tensorwasm.runtime.workers.conversation import Conversation
+from tensorwasm.runtime.workers.conversation.conversation import Conversation
 from tensorwasm.runtime.workers.frames import (
     PART_BYTES,
     PROTOCOL,

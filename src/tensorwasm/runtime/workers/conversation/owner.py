@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tensorwasm.runtime.workers.frames import AskFrame, ReadyFrame
 
 if TYPE_CHECKING:
-    from tensorwasm.runtime.workers.conversation import Conversation
+    from tensorwasm.runtime.workers.conversation.conversation import Conversation
 
 
 class Owner(Protocol):

@@ -8,9 +8,9 @@ from typing import Final
 
 from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.deploy.lru_cache import LruCache
-from tensorwasm.runtime.workers.flight import Flight, make_target, target_key
+from tensorwasm.runtime.workers.conversation.flight import Flight, make_target, target_key
+from tensorwasm.runtime.workers.conversation.outbox import send_blob
 from tensorwasm.runtime.workers.frames import ForgetFrame, InvokeFrame, KernelFrame, NoKernelFrame, WorkerFrame
-from tensorwasm.runtime.workers.outbox import send_blob
 from tensorwasm.runtime.workers.outcomes import describe_error
 
 _TARGETS: Final = 4096

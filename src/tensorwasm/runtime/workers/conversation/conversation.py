@@ -19,8 +19,12 @@ from typing import Any, Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceLost, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
-from tensorwasm.runtime.workers.conversation_clock import ConversationClock
-from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.conversation.clock import ConversationClock
+from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.known_targets import KnownTargets
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
+from tensorwasm.runtime.workers.conversation.outbox import Outbox
+from tensorwasm.runtime.workers.conversation.owner import Owner
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     AskFrame,
@@ -44,11 +48,7 @@ from tensorwasm.runtime.workers.frames import (
     WorkerFrame,
 )
 from tensorwasm.runtime.workers.kernels.asks import KernelAsks
-from tensorwasm.runtime.workers.known_targets import KnownTargets
-from tensorwasm.runtime.workers.loop_reader import LoopReader
-from tensorwasm.runtime.workers.outbox import Outbox
 from tensorwasm.runtime.workers.outcomes import clean
-from tensorwasm.runtime.workers.owner import Owner
 from tensorwasm.runtime.workers.process import Ending, Patience, WorkerProcess, describe_exit
 from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorwasm.errors import InvokeTimeout
-from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight import Flight
 
 _LONGEST_WAIT_S: Final = 3600.0
 

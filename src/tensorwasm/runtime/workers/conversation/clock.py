@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tensorwasm.runtime.workers.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.process import Patience
 
 
