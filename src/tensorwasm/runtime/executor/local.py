@@ -75,7 +75,8 @@ class LocalExecutor:
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
         self._fibers: set[PendingInvocation] = set()
-        self._short = max(1, places // 2)  # calls that may still be made as short ones
+        self._short = max(1, places // 2)  # calls that may still be made on this executor's threads as short ones
+        self._led = max(1, places // 2)  # the same on threads of others
         self._caps: dict[str, int | None] = {}  # of the accounts that were opened, by tenant
         self._closed = False
 
@@ -159,32 +160,24 @@ class LocalExecutor:
         """
         with self._lock:
             function = self._functions.get(key)
-            if function is None or not self._short or time.monotonic() < function.slow_until_s:
+            if function is None or not self._led or time.monotonic() < function.slow_until_s:
                 return None
             if not function.dispatch.is_planned(export, grants, key.tenant, memory_kind):
                 return None
-            self._short -= 1
+            self._led -= 1
         try:
             self._admit(key.tenant, gpu_bytes)
         except BaseException:
-            self._leave_short()
+            with self._lock:
+                self._led += 1
             raise
         return function
 
     def end_short(self, function: Function, began_s: float) -> None:
         """Note that a short call has ended, which began at a time of the monotonic clock."""
-        self._leave_short()
-        ended_s = time.monotonic()
-        if ended_s - began_s <= SLOW_S:
-            function.slow_calls = 0
-            return
-        function.slow_calls += 1
-        if function.slow_calls >= SLOW_CALLS:
-            function.slow_calls, function.slow_until_s = 0, ended_s + SLOW_FOR_S
-
-    def _leave_short(self) -> None:
         with self._lock:
-            self._short += 1
+            self._led += 1
+        _note_length(function, began_s)
 
     def _run_short(
         self, function: Function, request: Request, given: dict[str, Any], pending: PendingInvocation
@@ -205,7 +198,9 @@ class LocalExecutor:
             pending.waits = True
             run_call(lambda announce: dispatch.call(request.export, request.args, announce=announce, **given), pending)
         finally:
-            self.end_short(function, began_s)
+            with self._lock:
+                self._short += 1
+            _note_length(function, began_s)
         return True
 
     def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
@@ -237,6 +232,17 @@ class LocalExecutor:
             if found is None:
                 self._functions.put(key, made, len(request.module))
         return found or made
+
+
+def _note_length(function: Function, began_s: float) -> None:
+    """Note how long a call took that held a thread, which began at a time of the monotonic clock."""
+    ended_s = time.monotonic()
+    if ended_s - began_s <= SLOW_S:
+        function.slow_calls = 0
+        return
+    function.slow_calls += 1
+    if function.slow_calls >= SLOW_CALLS:
+        function.slow_calls, function.slow_until_s = 0, ended_s + SLOW_FOR_S
 
 
 def _pass_on(pending: PendingInvocation, done: Future[Invocation]) -> None:

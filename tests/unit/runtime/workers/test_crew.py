@@ -20,7 +20,8 @@ class Handler:
     """Handles bytes: ``h`` is a call that is held up until `go`, ``b`` a bug, all others short calls."""
 
     def __init__(self):
-        self.crew = Crew(self.handle, self.flush)
+        self.crew = Crew(self.handle, self.flush, self.note)
+        self.stalls = []
         self.go = threading.Event()
         self.changed = threading.Condition()
         self.handled, self.sent, self.left, self.leading = [], b"", [], 0
@@ -31,13 +32,16 @@ class Handler:
     def handle(self, item):
         if item == b"b":
             raise RuntimeError("a bug")
-        mark = self.crew.enter()
+        mark = self.crew.enter(item.decode("latin-1"))
         if item == b"h":
             assert self.go.wait(LIMIT_S)
         leads = self.crew.leave(mark)
         with self.changed:
             (self.handled if leads else self.left).append((item, threading.get_ident()))
             self.changed.notify_all()
+
+    def note(self, whose):
+        self.stalls.append((whose, threading.get_ident()))
 
     def flush(self):
         with self.changed:
@@ -77,7 +81,9 @@ def test_a_call_that_takes_long_delays_neither_others_nor_the_answers_before_it(
     handler.wait(lambda: handler.left)
     (item, thread), *_ = handler.left
     assert item == b"h"
-    assert thread not in {each for _, each in handler.handled[len(before) :]}
+    (leader,) = {each for _, each in handler.handled[len(before) :]}
+    assert thread != leader
+    assert handler.stalls == [("h", leader)]
     handler.ours.sendall(b"9")
     handler.wait(lambda: handler.sent == before + b"456789")
 

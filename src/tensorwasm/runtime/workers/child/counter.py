@@ -22,6 +22,7 @@ from tensorwasm.runtime.workers.child.calls import RunningCall, ShortCall, Targe
 from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow, ParentLink
+from tensorwasm.runtime.workers.child.stalls import Stalls
 from tensorwasm.runtime.workers.conversation.outbox import split
 from tensorwasm.runtime.workers.frames import (
     BeatFrame,
@@ -55,6 +56,7 @@ class CallHost(Protocol):
 
     executor: LocalExecutor
     crew: Crew[Any]
+    stalls: Stalls
 
     def note_weight(self, tenant: str, weight: int) -> None:
         """Note a tenant's weight, as of a call."""
@@ -243,7 +245,10 @@ class Counter:
     def _make_short(self, frame: InvokeFrame, target: Target, stdin: bytes, given: bytes) -> bool:
         """Make a call on this thread, if it is likely to be short; return whether it was."""
         crew, executor, kind = self._host.crew, self._host.executor, target.frame.memory_kind
+        began_s, tenant = time.monotonic(), target.key.tenant
         if self.line.stalled or not crew.watched:  # its answer, or the call itself, may have to wait
+            return False
+        if not self._host.stalls.may_lead(tenant, began_s):
             return False
         if len(stdin) > target.key.limits.stdin_bytes or len(given) > STREAM_BYTES:
             return False  # to be refused
@@ -253,9 +258,8 @@ class Counter:
             return False  # as the outcome of a request
         if function is None:
             return False
-        began_s = time.monotonic()
         call = self._calls[frame.request] = ShortCall()
-        mark = crew.enter()
+        mark = crew.enter(tenant)
         outcome = run_short(function, frame, target, stdin, given, call)
         leads = crew.leave(mark)
         executor.end_short(function, began_s)

@@ -33,17 +33,22 @@ class Crew(Generic[_Item]):
         handle: handles an item, on the leader's thread. What may take long is done between `enter` and `leave`, or on
             another thread.
         flush: sends what `handle` has left to be sent; never waits. On the leader's thread.
+        held_up: told whose call took so long that another thread took the lead, on that thread.
     """
 
-    def __init__(self, handle: Callable[[_Item], object], flush: Callable[[], object]) -> None:
+    def __init__(
+        self, handle: Callable[[_Item], object], flush: Callable[[], object], held_up: Callable[[str], object]
+    ) -> None:
         self._handle = handle
         self._flush = flush
+        self._held_up = held_up
         self._selector = selectors.DefaultSelector()
         self._items: deque[_Item] = deque()
         self._lock = threading.Lock()
         self._leader: object = None
         self._calls = 0  # begun
         self._running = 0  # number of the leader's call, 0 if it is in none
+        self._whose = ""
         self._watched = False
         self._asleep = False
         self._awake = threading.Event()
@@ -69,9 +74,10 @@ class Crew(Generic[_Item]):
         """Whether a call may take long: another thread would take the lead."""
         return self._watched
 
-    def enter(self) -> object:
-        """Note that the leader begins a call; return what `leave` needs."""
+    def enter(self, whose: str) -> object:
+        """Note that the leader begins somebody's call; return what `leave` needs."""
         self._calls += 1
+        self._whose = whose
         self._running = self._calls
         if self._asleep:
             self._asleep = False
@@ -119,7 +125,7 @@ class Crew(Generic[_Item]):
             with self._lock:
                 if last and self._running == last:
                     self._leader = mark = object()
-                    self._running = 0
+                    self._running, whose = 0, self._whose
                     break
                 last = self._running
             ticks = 0 if calls != self._calls or last else ticks + 1
@@ -127,6 +133,7 @@ class Crew(Generic[_Item]):
             if ticks >= _IDLE_TICKS:
                 self._sleep(calls)
         self._hire()
+        self._held_up(whose)
         self._lead(mark)
 
     def _sleep(self, calls: int) -> None:

@@ -29,6 +29,7 @@ from tensorwasm.runtime.workers.child.counter import Counter
 from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
 from tensorwasm.runtime.workers.child.parent_link import ParentLink
+from tensorwasm.runtime.workers.child.stalls import Stalls
 from tensorwasm.runtime.workers.frames import (
     BrokenFrame,
     LongWorkFrame,
@@ -67,7 +68,8 @@ class WorkerServer:
 
     def __init__(self, runtime: Runtime, places: int, ready: ReadyFrame, beat_s: float) -> None:
         self.executor = LocalExecutor(runtime, places)
-        self.crew: Crew[_Item] = Crew(self._handle, self._flush)
+        self.crew: Crew[_Item] = Crew(self._handle, self._flush, self._note_stall)
+        self.stalls = Stalls()
         self._ended: Future[None] = Future()
         self._runtime = runtime
         self._ready = ready
@@ -194,6 +196,9 @@ class WorkerServer:
             self._counters = tuple(each for each in self._counters if each is not counter)
             self._fewer.notify_all()
         counter.line.close()
+
+    def _note_stall(self, tenant: str) -> None:
+        self.stalls.note(tenant, time.monotonic())
 
     def _flush(self) -> None:
         """Send the outcomes of short calls."""
