@@ -14,7 +14,7 @@ from trace_paths import ROOT
 BOUNDS = {
     "invoke pure": (25, 10),
     "invoke imports": (35, 60),
-    "invoke cuda": (32, 84),
+    "invoke cuda": (36, 84),
     "deploy": (44, 160),
     "launch": (16, 14),
 }
