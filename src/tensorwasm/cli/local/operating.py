@@ -150,8 +150,8 @@ def bench(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http: of each "
-            "run of wrk, instead of 5; for neighbours: beside each load, for pauses: beside all, instead of 60."
+            help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http and gpu-http: of "
+            "each run of wrk, instead of 5 and 4; for neighbours: beside each load, for pauses: beside all, instead of 60."
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,

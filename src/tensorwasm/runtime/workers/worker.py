@@ -120,8 +120,8 @@ class Worker:
             self._waiting.put(flight)
 
     def begin(self) -> None:
-        """Give the process what was taken: at once, or on an event loop's thread at its next turn, with all others."""
-        if self._reader is not None and self._reader.here:
+        """Give the process what was taken: at once, or on an event loop's thread at its next turn if it has others."""
+        if self._reader is not None and self._reader.here and self._talk is not None and self._talk.flights:
             self._reader.soon(self.serve)
         else:
             self.serve()

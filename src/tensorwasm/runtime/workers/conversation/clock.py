@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 
 from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.process import Patience
 
 
 class ConversationClock:
-    """The times of one conversation: of the process itself, and of each request that it has."""
+    """The times of one conversation: of the process itself, and of each request that it has, by number."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience, flights: Mapping[int, Flight]) -> None:
         self._patience = patience
-        self._overdue: dict[int, float] = {}
+        self._flights = flights
         self._stopping = False
         self._ends_at_s = time.monotonic() + patience.start_s
         self._late = f"was not ready within {patience.start_s:g} s"
@@ -30,22 +31,17 @@ class ConversationClock:
         self._ends_at_s = time.monotonic() + (self._patience.stop_s if introduced else 0.0)
         self._late = "did not leave"
 
-    def begin(self, flight: Flight) -> None:
-        """Note that the process has a request."""
-        self._overdue[flight.number] = flight.overdue_at_s()
-
-    def end(self, number: int) -> None:
-        """Note that a request was answered."""
-        del self._overdue[number]
-
     def rings_at_s(self) -> float:
         """Return when the next time is over."""
-        return min((self._ends_at_s, *self._overdue.values()))
+        return min((self._ends_at_s, *self._overdue()))
 
     def verdict(self, now_s: float) -> str | None:
         """Return what the process has failed to do by now, for people; None if it is in time."""
         if now_s >= self._ends_at_s:
             return self._late
-        if any(now_s >= at_s for at_s in self._overdue.values()):
+        if any(now_s >= at_s for at_s in self._overdue()):
             return "did not end a request that had long been over"
         return None
+
+    def _overdue(self) -> Iterator[float]:
+        return (flight.overdue_at_s for flight in self._flights.values())

@@ -111,7 +111,7 @@ class Conversation:
         self._sick = ""
         self._unfit: UnfitFrame | None = None
         self._ending: str | None = None
-        self._clock = ConversationClock(patience)
+        self._clock = ConversationClock(patience, self.flights)
         self._stopping = False
         self._read_at_s = 0.0
         if setup is not None:
@@ -120,8 +120,8 @@ class Conversation:
 
     def send(self, flight: Flight) -> None:
         """Give the process a request."""
+        flight.begin()
         self.flights[flight.number] = flight
-        self._clock.begin(flight)
         self._tenants.add(flight.request.tenant)
         frame = None if self._outbox.lazy else self._known.find(flight)
         if frame is not None:
@@ -367,7 +367,6 @@ class Conversation:
 
     def _close(self, number: int) -> None:
         del self.flights[number]
-        self._clock.end(number)
         self.answered += 1
 
     def _end(self) -> Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -61,9 +62,10 @@ class Flight:
         request: as given.
         ticket: gets the outcome.
         deadline: when the request must have ended.
+        overdue_at_s: when, on the monotonic clock, a worker that was given the request has failed to answer it.
     """
 
-    __slots__ = ("_delivery", "_output", "deadline", "number", "request", "ticket")
+    __slots__ = ("_delivery", "_output", "deadline", "number", "overdue_at_s", "request", "ticket")
 
     def __init__(self, number: int, request: Request, listener: Listener | None, carrier: Carrier) -> None:
         self.number = number
@@ -71,6 +73,7 @@ class Flight:
         self.ticket = PendingInvocation()
         self.ticket.stop_with(partial(carrier.cancel, self))
         self.deadline = Deadline.after(request.deadline_s)
+        self.overdue_at_s = math.inf
         self._delivery: Delivery | None = None
         if listener is not None:
             self._delivery = Delivery(listener, partial(carrier.credit, self), partial(carrier.hush, self))
@@ -81,9 +84,9 @@ class Flight:
         """Whether somebody listens."""
         return self._delivery is not None
 
-    def overdue_at_s(self) -> float:
-        """Return when, on the monotonic clock, a worker that was given the request now has failed to answer it."""
-        return time.monotonic() + min(self.deadline.remaining_s(), self.request.limits.wall_s) + OVERDUE_S
+    def begin(self) -> None:
+        """Note that a worker is given the request now."""
+        self.overdue_at_s = time.monotonic() + min(self.deadline.remaining_s(), self.request.limits.wall_s) + OVERDUE_S
 
     def frame(self, target: int, stdin: int | None = None, given: int | None = None) -> InvokeFrame:
         """Return the request as a worker is told it, what it calls and its bytes by their numbers."""

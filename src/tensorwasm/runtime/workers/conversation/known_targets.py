@@ -29,8 +29,11 @@ class KnownTargets:
         request = flight.request
         if request.stdin or request.input:
             return None
-        target = self._targets.get(target_key(request))
-        return flight.frame(target) if target is not None else None
+        key, entries = target_key(request), self._targets.entries  # not `LruCache.get`: each request comes here
+        if key not in entries:
+            return None
+        entries.move_to_end(key)
+        return flight.frame(entries[key][0])
 
     def describe(self, flight: Flight) -> Iterator[WorkerFrame]:
         """Yield the frames of a request: the target and the blobs that the process lacks, and the call.
