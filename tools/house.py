@@ -33,7 +33,8 @@ WIDE: Final = ("gpu/emulator", "gpu/cuda")
 LEFT_ALONE: Final = frozenset(
     {
         "server/arrivals.py", "server/exchange.py", "server/silence.py", "server/sending.py", "server/serving.py",
-        "server/streaming/connection.py", "runtime/workers/conversation/conversation.py", "runtime/workers/conversation/flight.py",
+        "server/streaming/connection.py", "runtime/workers/conversation/conversation.py",
+        "runtime/workers/conversation/flight.py",
         "gpu/staging.py", "gpu/reach.py", "gpu/windows.py", "gpu/cuda/dues.py",
         "gpu/cuda/delays.py",
     }
