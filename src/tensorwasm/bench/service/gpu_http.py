@@ -1,17 +1,13 @@
 """The benchmark ``gpu-http``: requests that each launch one small kernel in a fresh sandbox, beside uvicorn with CuPy.
 
-The service is started for it, with all its features on. One server is measured beside the peer, then several that share
-a broker's workers, then a thousand tenants, each with a kernel of its own, one after the other. Without a GPU it runs
+The service is started for it, with all its features on. One process is measured beside the peer, then one with several
+fronts, then a thousand tenants, each with a kernel of its own, one after the other. Without a GPU it runs
 on the emulator, whose kernels take longer than all the rest: no bar is for it then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -162,45 +158,15 @@ def _tenants_in_turn(service: RunningService, count: int, *, real: bool) -> Iter
 def _several_fronts(
     folder: Path, settings: Mapping[str, str], seconds: float, peers: float | None, *, real: bool
 ) -> Iterator[Figure]:
-    """Yield the throughput of several servers that share a broker's workers, with as many connections together."""
-    socket = folder / "broker.sock"
-    with _broker(socket, settings), contextlib.ExitStack() as stack:
-        joined = {**settings, "TENSOR_WASM_BROKER": str(socket)}
-        services = [stack.enter_context(serving(folder / f"front{number}", joined)) for number in range(_FRONTS)]
+    """Yield the throughput of one server with several fronts."""
+    with serving(folder / "fronts", {**settings, "TENSOR_WASM_WORKERS": str(_FRONTS)}) as service:
+        headers = tenant_headers(service.token, 1)
         for kind in (FREESTANDING, WASI):
-            subjects = []
-            for service in services:
-                with service.client() as client:
-                    client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
-                    headers = tenant_headers(service.token, 1)
-                    subjects.append(_Subject(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers))
-            with ThreadPoolExecutor(_FRONTS) as pool:
-                rounds = [
-                    sum(each.per_s for each in pool.map(_Subject.press, subjects, *_shares(seconds)))
-                    for _ in range(_ROUNDS + 1)
-                ]
-            name = f"{kind}, {_FRONTS} servers with {_MOST} connections together"
+            with service.client() as client:
+                client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
+                subject = _Subject(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers)
+            rounds = [subject.press(seconds, _MOST).per_s for _ in range(_ROUNDS + 1)]
+            name = f"{kind}, {_FRONTS} fronts, {_MOST} connections"
             bar = 1.5 if real and kind == FREESTANDING else None
             peer = [peers] if peers is not None else []
             yield sampled(name, "requests/s", rounds[1:], peer=CUPY, peers=peer, bar=bar, at_least=True)
-
-
-def _shares(seconds: float) -> tuple[list[float], list[int]]:
-    return [seconds] * _FRONTS, [_MOST // _FRONTS] * _FRONTS
-
-
-@contextlib.contextmanager
-def _broker(socket: Path, settings: Mapping[str, str]) -> Iterator[None]:
-    """Run ``tensor-wasm broker`` at a socket until the end of the block."""
-    device = settings["TENSOR_WASM_DEVICE"]
-    command = [sys.executable, "-m", "tensorwasm.cli", "broker", "--device", device, "--socket", str(socket)]
-    with subprocess.Popen(  # noqa: S603 - this package's own command
-        command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            if process.stdout is None or not process.stdout.readline():
-                raise InternalError("the broker does not start")
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()

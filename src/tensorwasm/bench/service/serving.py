@@ -47,8 +47,9 @@ def serving(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator
     port, lines = free_port(), deque[str](maxlen=50)
     command = [sys.executable, "-m", "tensorwasm.cli", "serve", "--addr", f"127.0.0.1:{port}", "--data", str(folder)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TENSOR_WASM_API_")}
+    variables |= {"TENSOR_WASM_WORKERS": "1", **(settings or {})}
     with subprocess.Popen(  # noqa: S603 - this package's own command
-        command, env={**variables, **(settings or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
             token = _read_token(process, lines)

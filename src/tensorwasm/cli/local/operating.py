@@ -151,7 +151,7 @@ def bench(
         float | None,
         typer.Option(
             help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http and gpu-http: of "
-            "each run of wrk, instead of 5 and 4; for neighbours: beside each load, for pauses: beside all, instead of 60."
+            "each run of wrk, instead of 5 and 4; for neighbours and pauses: of load, instead of 60."
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,

@@ -42,7 +42,7 @@ quarter is reserved for tenants that have none, one each."""
 
 GuestClass = Literal["cpu", "gpu", "streams"]
 
-GUEST_SLOTS: Final[Mapping[GuestClass, int]] = {"cpu": 64, "gpu": 32, "streams": 256}
+GUEST_SLOTS: Final[Mapping[GuestClass, int]] = {"cpu": 64, "gpu": 128, "streams": 256}
 """Concurrent guests: without a device, where long ones run in alternating slices; with a device; and with streamed
 output, a class of their own because of slow clients. Shares are as for requests."""
 

@@ -1,13 +1,11 @@
 """`Invocations`: calls functions, in this process or in a worker process, within the quotas and shares of tenants.
 
-Guests without a device run in this process. One that ends within half a millisecond never leaves the event loop's
-thread, and nothing is awaited for it (`Invocations.begin`); longer ones continue on the runtime's reactor. Guests with
-a device, emulated or not, run in worker processes. A guest with streamed output has a thread of its own, here or
-there, so that it can block.
+Guests without a device run in this process: at once on the event loop's thread (`Invocations.begin`), and longer ones on
+the runtime's reactor. Guests with a device, emulated or not, run in worker processes. A guest with streamed output has a
+thread of its own, here or there, so that it can block.
 
-An invocation costs the milliseconds that its guest ran or, where that is not measured, the time from the making of its
-sandbox to its end. This also counts as device time if anything was launched, or if a guest with a device failed, whose
-launches are unknown: a trap at the end avoids no charge.
+An invocation costs the milliseconds that its guest ran or, if unknown, the time from the making of its sandbox to its
+end; as device time, too, if anything was launched or a guest with a device failed: a trap at the end avoids no charge.
 """
 
 from __future__ import annotations
@@ -27,13 +25,7 @@ from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, 
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Resolved
-from tensorwasm.service.invocations.request import (
-    MAX_ARGS,
-    InvocationRequest,
-    deadline_of,
-    options_for,
-    worker_request,
-)
+from tensorwasm.service.invocations.request import MAX_ARGS, InvocationRequest, deadline_of, options_for, worker_request
 from tensorwasm.service.invocations.streaming import CapturedOutput, Channel, GuestStream
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.usage import UsageMeter
