@@ -1,8 +1,8 @@
 """`Invocations`: calls functions, in this process or in a worker process, within the quotas and shares of tenants.
 
-Guests without a device run in this process: at once on the event loop's thread (`Invocations.begin`), and longer ones on
-the runtime's reactor. Guests with a device, emulated or not, run in worker processes. A guest with streamed output has a
-thread of its own, here or there, so that it can block.
+Guests without a device run in this process: at once on the event loop's thread (`Invocations.begin`), longer ones on
+the runtime's reactor. Guests with a device, emulated or not, run in worker processes. A guest with streamed output has
+a thread of its own, here or there, so that it can block.
 
 An invocation costs the milliseconds that its guest ran or, if unknown, the time from the making of its sandbox to its
 end; as device time, too, if anything was launched or a guest with a device failed: a trap at the end avoids no charge.

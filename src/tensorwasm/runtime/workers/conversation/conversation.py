@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceLost, TensorWasmError
 from tensorwasm.gpu.limits.turns import TurnOrder
-from tensorwasm.runtime.workers.conversation.clock import ConversationClock
-from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight import ConversationClock, Flight
 from tensorwasm.runtime.workers.conversation.known_targets import KnownTargets
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.conversation.outbox import Outbox
