@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httptools
 
-from tensorwasm.errors import InternalError, NotReady
+from tensorwasm.errors import InternalError, InvalidRequest, NotReady
 from tensorwasm.server.connection.fields import RELAYED_CERTIFICATE, RELAYED_CLIENT
 from tensorwasm.server.exchange import BECOME_TASK, DisconnectWatcher, Exchange
 
@@ -134,7 +134,10 @@ def _head(wire: WireRequest, framing: str) -> bytes:
     head: RequestHead = wire.head
     target = quote(head.path, _SAFE) + (f"?{head.query}" if head.query else "")
     method = "GET" if head.method == "HEAD" else head.method  # only the first has a length that its end shows
-    lines = [f"{name}: {value}\r\n" for name, value in head.fields.pairs() if name not in _DROPPED]
+    fields = [(name, value) for name, value in head.fields.pairs() if name not in _DROPPED]
+    if any("\r" in value or "\n" in value for _, value in fields):
+        raise InvalidRequest("a field of the head has a line break")
+    lines = [f"{name}: {value}\r\n" for name, value in fields]
     if "host" not in head.fields:
         lines.append("host: \r\n")
     peer = f"{RELAYED_CLIENT}: {wire.client}\r\n{RELAYED_CERTIFICATE}: {quote(wire.certificate)}\r\n"

@@ -6,16 +6,21 @@ import asyncio
 import json
 import os
 import re
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from fakes.applications import bearer
 from fakes.fleets import FleetFolder
-from fakes.services import ADD, GUEST, SUB
-from fakes.wire import ask
+from fakes.services import ADD, GUEST, SUB, until
+from fakes.wire import FakeWire, ask
+from tensorwasm.errors import RequestTimeout
+from tensorwasm.server.exchange import Exchange
 
 HOUR_MS = 3_600_000
+JSON = {"content-type": "application/json"}
+HOST = {"host": "localhost"}
 
 
 @pytest.fixture
@@ -188,3 +193,61 @@ def test_a_front_goes_on_while_the_primary_is_replaced(fleet):
             assert (await caller.add()).json()["result"] == [2]
 
     asyncio.run(main())
+
+
+def test_the_primary_knows_who_asked_a_front_and_believes_no_client(fleet):
+    async def scenario(primary, front, caller):
+        for headers in ({}, {"x-tensorwasm-relayed-client": "127.0.0.1"}):
+            assert (await caller.ask("GET", "/metrics", client="10.0.0.1", headers=headers)).status == 401
+            assert (await caller.ask("GET", "/metrics", client="127.0.0.1", headers=headers)).status == 200
+        await caller.ask("DELETE", "/functions/none", client="10.1.2.3", certificate='CN=a "client", O=ü')
+        await primary.close()
+        last = json.loads((fleet.folder / "data" / "audit.log").read_text().splitlines()[-1])
+        assert (last["peer_addr"], last["client_cert_subject"]) == ("10.1.2.3", 'CN=a "client", O=ü')
+
+    in_both(fleet, scenario)
+
+
+def test_bodies_and_answers_of_any_kind_pass(fleet):
+    async def scenario(primary, front, caller):
+        headers = caller.headers | {"content-type": "application/wasm"}
+        chunks = [ADD[:20], ADD[20:]]
+        made = await caller.ask("POST", "/functions", chunks=chunks, query="name=add", headers=headers)
+        assert made.status < 300, made.body
+        assert (await caller.add()).json()["result"] == [8]
+        whole = await caller.ask("GET", "/functions")
+        head = await caller.ask("HEAD", "/functions")
+        assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(whole.body)))
+        assert (await caller.ask("GET", "/functions/nothing%20there")).status == 404
+        begun = await caller.ask("POST", "/sessions", b'{"function":"add"}')
+        gone = await caller.ask("DELETE", f"/sessions/{begun.json()['id']}")
+        assert (gone.status, gone.body) == (204, b"")
+
+    in_both(fleet, scenario)
+
+
+def test_a_body_that_breaks_off_is_the_clients_fault_and_costs_nobody_else(fleet):
+    async def scenario(primary, front, caller):
+        broken = RequestTimeout("the request did not arrive in full")
+        headers = caller.headers | {"content-type": "application/wasm", "content-length": "100000"}
+        asked = await caller.ask("POST", "/functions", chunks=[ADD, broken], query="name=add", headers=headers)
+        assert asked.kind == "request_timeout"
+        assert (await caller.ask("GET", "/functions")).status == 200
+
+    in_both(fleet, scenario)
+
+
+def test_a_client_that_leaves_takes_its_request_along(fleet):
+    async def scenario(primary, front, caller):
+        await caller.deploy(GUEST, "guest")
+        begun = (await caller.ask("POST", "/sessions", b'{"function":"guest"}')).json()["id"]
+        wire = FakeWire(
+            "POST", f"/sessions/{begun}/invoke", headers=caller.headers | JSON | HOST, body=b'{"export":"spin"}'
+        )
+        caller.pipeline.start(Exchange(wire, time.perf_counter_ns()))
+        await until(lambda: any(each.in_flight for each in primary.metrics.routes))
+        wire.leave()
+        await wire.answered.wait()
+        assert wire.abandoned
+
+    in_both(fleet, scenario)

@@ -134,6 +134,8 @@ def serve(
 
 
 def _checked_workers(number: int) -> int:
+    if number > 1 and sys.platform != "linux":
+        raise InvalidArgs("several workers need Linux: leave --workers out")
     if number > MAX_WORKERS:
         raise InvalidArgs(f"there are at most {MAX_WORKERS} workers, not {number}")
     return number
@@ -144,7 +146,9 @@ def default_workers(device: str) -> int:
 
     The process that keeps the server's state takes one, and driving each GPU another.
     """
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform != "linux":
+        return 1
+    usable = len(os.sched_getaffinity(0))
     found = len(list(Path("/dev").glob("nvidia[0-9]*")))
     gpus = {"emulator": 0, "auto": found, "cuda": found}.get(device, 1)
     return min(max(usable - 1 - gpus, 1), MAX_WORKERS)
