@@ -84,6 +84,7 @@ class DeployedModule:
         self.prepared = prepared  # the module's first form, without a GPU; others are compiled on first use
         self.engine: Engine = prepared.module.engine  # of its sandboxes, unless the host makes their memory
         self.long = False  # its last submitted guest ran longer than an event loop may be held
+        self.short = 0  # how many of its calls ended in time, beside those that did not; see `SliceBudget`
         self.late = 0  # how many of its last calls in one step on an event loop's thread did
         self.slow_calls = 0  # calls with a device in a row that held a thread for long
         self.slow_until_s = 0.0  # when its calls with a device may hold a thread again, on the monotonic clock

@@ -36,6 +36,13 @@ LATE_CALLS: Final = 6
 """Calls of a module, one after the other, that are ended before it is marked as one that runs long. A virtual machine
 counts time that it did not have: of a short guest, two in a row are ended every few seconds under full load."""
 
+SHORT_CALLS: Final = 32
+"""Calls of a module that end in time for each one that may be ended and made again at once: were it made elsewhere, it
+would wait there for a processor, and what is lost by it would send the calls of others elsewhere, too."""
+
+MOST_SHORT: Final = 8 * SHORT_CALLS
+"""Most of them that count."""
+
 LITTLE_NS: Final = SLICE_NS // 2
 """Below this, elapsed time is used and the CPU clock is not read."""
 
@@ -82,7 +89,7 @@ class SliceBudget:
         """Make a call that may be ended and made anew elsewhere, if there is time for it now; else return None.
 
         A module of which `LATE_CALLS` are ended, one after the other, is marked as one that runs long. A call that was
-        ended because other threads had the processor is made again: what waits elsewhere would wait for those, too.
+        ended because other threads had the processor, or of a module whose calls are short, is made again.
         """
         if module.engine is not self._engine:
             self._engine, self._alarm = module.engine, find_timer(module.engine, LATEST_NS)
@@ -97,13 +104,17 @@ class SliceBudget:
                 outcome = plan.invoke_pure(args, now_ns, now_ns + ONE_SHOT_NS)
             except InvokeTimeout:
                 spent_ns = self._spent_ns() - before_ns
-                if spent_ns >= ONE_SHOT_NS // 2:
+                if module.short >= SHORT_CALLS:
+                    module.short -= SHORT_CALLS
+                elif spent_ns >= ONE_SHOT_NS // 2:
                     module.late += 1
                     module.long = module.late >= LATE_CALLS
                     self._lose(spent_ns)
                     return None
             else:
                 module.late = 0
+                if module.short < MOST_SHORT:
+                    module.short += 1
                 return outcome
             finally:
                 if not alarm.busy:
