@@ -22,7 +22,7 @@ from tensorwasm.service.gauges import Gauges
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.opening import SHARED_TTL_S
-from tensorwasm.service.readiness import Readiness
+from tensorwasm.service.readiness import Readiness, Storage
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
@@ -118,6 +118,12 @@ async def _open_parts(
         loader=functions.loader,
         warm=base.runtime.warm.statistics,
     ).watch(metrics)
+    storage = Storage(folder_of(settings.data), settings.disk_reserve_mib)
+    checks = {
+        "database": partial(database.read, read_revision),
+        "data folder": storage.require,  # before the primary, which does not open without room
+        "primary process": link.require,
+    }
     return CallService(
         settings=settings,
         clock=SYSTEM,
@@ -134,6 +140,6 @@ async def _open_parts(
         invocations=invocations,
         models=ModelNames(functions, parse_map(settings.openai_models)),
         outcomes=ReportedEndings(link),
-        readiness=Readiness({"database": partial(database.read, read_revision), "primary process": link.require}),
+        readiness=Readiness(checks),
         stack=stack.pop_all(),
     )

@@ -251,3 +251,14 @@ def test_a_client_that_leaves_takes_its_request_along(fleet):
         assert wire.abandoned
 
     in_both(fleet, scenario)
+
+
+def test_a_front_is_not_ready_while_the_data_folder_lacks_room(fleet):
+    async def main():
+        async with fleet.primary():
+            fleet.environment["TENSOR_WASM_API_DISK_RESERVE"] = str(1 << 40)
+            async with fleet.front() as (_, pipeline):
+                answer = await Caller(fleet, pipeline).ask("GET", "/readyz")
+                assert (answer.status, answer.json()["error"]["kind"]) == (503, "storage_full")
+
+    asyncio.run(main())
