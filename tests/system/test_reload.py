@@ -145,8 +145,6 @@ def test_the_next_supervisor_answers_as_soon_as_a_first_one_and_nothing_is_lost(
                 until(lambda: not Path(f"/proc/{old}").exists())
                 answer = other.post(f"/sessions/{session}/invoke", json={"export": "main", "durable": True})
                 assert answer.json()["result"] == [2]
-        refused = [text for status, text in load.answers if status not in {0, 200}]
-        assert all("database_unavailable" in each for each in refused), "where the old one took longer to end"
 
 
 def test_a_long_call_does_not_keep_the_next_server_waiting(start_server):

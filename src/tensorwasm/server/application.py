@@ -45,6 +45,10 @@ class Application:
         self.begin = self.pipeline.begin
         self.body_timeout_s: float = service.settings.request_timeout_s
 
+    def take_over(self, first: RelayingApplication) -> None:
+        """Wait for the requests of another, too, when this drains; before it has any of its own."""
+        self.pipeline.tasks = first.tasks
+
     async def drain(self, limit_s: float, *, refusing: bool = True) -> None:
         """Refuse new requests, wait `limit_s` for the running ones at most, and cancel those that are left.
 

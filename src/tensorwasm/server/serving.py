@@ -126,7 +126,7 @@ async def serve_front(
             return
         service = await opening
         application = Application(service, ALL, max_body_bytes=max_body_bytes, relay=relay)
-        application.pipeline.tasks |= first.tasks
+        application.take_over(first)
         listener.take_over(application.begin, application.body_timeout_s)
         collect_seldom()
         await _drain_on_signal(application, listener, signals, service.settings.drain_s, leave_s)

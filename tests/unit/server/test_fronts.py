@@ -17,6 +17,8 @@ from fakes.services import ADD, GUEST, SUB, until
 from fakes.wire import FakeWire, ask
 from tensorwasm.errors import RequestTimeout
 from tensorwasm.server.exchange import Exchange
+from tensorwasm.server.application import Application, RelayingApplication
+from tensorwasm.server.routes import ALL
 
 HOUR_MS = 3_600_000
 JSON = {"content-type": "application/json"}
@@ -262,3 +264,32 @@ def test_a_front_is_not_ready_while_the_data_folder_lacks_room(fleet):
                 assert (answer.status, answer.json()["error"]["kind"]) == (503, "storage_full")
 
     asyncio.run(main())
+
+
+class SlowRelay:
+    """Answers requests once it may."""
+
+    def __init__(self):
+        self.may = asyncio.Event()
+
+    async def forward(self, exchange):
+        await self.may.wait()
+        exchange.wire.answer(200, [], b"")
+
+
+def test_what_was_relayed_while_a_front_opened_is_waited_for_until_it_ends_and_no_longer(fleet):
+    async def scenario(primary, front, caller):
+        relay = SlowRelay()
+        first, application = RelayingApplication(relay), Application(front, ALL)
+        early, late = FakeWire(path="/functions"), FakeWire(path="/functions")
+        first.begin(early)
+        first.begin(late)
+        application.take_over(first)
+        await application.drain(0.05)
+        assert (early.status, late.status) == (503, 503), "they took longer than they may"
+        first.begin(early := FakeWire(path="/functions"))
+        relay.may.set()
+        await asyncio.wait_for(application.drain(20.0), 5.0)
+        assert early.status == 200
+
+    in_both(fleet, scenario)
