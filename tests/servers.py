@@ -27,12 +27,15 @@ class LiveServer:
         token: for everything, of an administrator of all tenants.
         data: its data folder.
         process: the parent of the server's own process.
+        command, environment: of that.
     """
 
     url: str
     token: str = field(repr=False)
     data: Path
     process: subprocess.Popen
+    command: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def port(self):
@@ -52,6 +55,13 @@ class LiveServer:
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(found[0])
 
+    def restart(self):
+        """Kill the parent, and start another at once at the same address, as what supervises it would."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process = _start([*self.command, "--addr", f"127.0.0.1:{self.port}"], self.data, self.environment)
+
     def stop(self):
         """Tell it to stop, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -64,30 +74,32 @@ def running_server(data, *arguments, environment=None, token=None) -> Iterator[L
 
     A folder that has been used has a token already, which `token` says.
     """
-    errors_path = Path(data).with_suffix(".stderr")
     own = {
         "TENSOR_WASM_API_TENANT_CAPS": "requests=4096",  # tests ask more often than tenants may unless it is said
         "TENSOR_WASM_DEVICE": "emulator",
         "TENSOR_WASM_CODE_CACHE": "0",
         "TENSOR_WASM_STATE_DIR": f"{data}.state",
     }
-    with errors_path.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tensorwasm.cli", "serve", "--addr", "127.0.0.1:0", "--data", str(data), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, **own, **(environment or {})},
-            text=True,
-        )
+    command = (sys.executable, "-m", "tensorwasm.cli", "serve", "--data", str(data), *arguments)
+    environment = {**os.environ, **own, **(environment or {})}
+    errors_path, server = Path(data).with_suffix(".stderr"), None
+    given = () if "--addr" in arguments else ("--addr", "127.0.0.1:0")
+    process = _start([*command, *given], data, environment)
     try:
         url = _wait_for_address(process, errors_path)
         shown = re.search(r"^token, shown this once: (\S+)$", errors_path.read_text(), re.MULTILINE)
-        yield LiveServer(url, token or (shown[1] if shown else ""), Path(data), process)
+        server = LiveServer(url, token or (shown[1] if shown else ""), Path(data), process, command, environment)
+        yield server
     except BaseException:
         sys.stderr.write(f"the server said:\n{errors_path.read_text()[-4000:]}")
         raise
     finally:
-        _end(process)
+        _end(process if server is None else server.process)
+
+
+def _start(command, data, environment):
+    with Path(data).with_suffix(".stderr").open("ab") as errors:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True)
 
 
 def _wait_for_address(process, errors_path):

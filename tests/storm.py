@@ -6,19 +6,38 @@ import random
 import signal
 import threading
 import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 
 from fakes.services import ADD, COUNTER, SUM
-from oracles.service import Promises, broken_in_database, count_interrupted, found_over_http, install_witness
+from limited import BURST, HEADERS, QPS, LimitedTenant
+from neighbours import until
+from oracles.service import (
+    AuditedCalls,
+    Promises,
+    audited_calls,
+    broken_in_database,
+    count_interrupted,
+    found_over_http,
+    install_witness,
+    lost_to_kills,
+)
 from tensorwasm.tenancy.audit import verify
+from victims import choose, descendants, survivors
 
 ENVIRONMENT = {"TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000", "TENSOR_WASM_API_DRAIN": "5"}
 PATIENCE_S = 60.0
 PAUSE_S = 0.01
+MOST_PROCESSES = 4
+"""By how much processes that ask at the same time may exceed a rate."""
+
+REPORTED_S = 2.5
+"""When fronts have told the primary what tenants used."""
+
 AWAY_S = 0.1
 """How often a client tries a server that is not there."""
 
@@ -29,33 +48,54 @@ PASSING = frozenset({"device_lost", "capacity_exhausted", "database_unavailable"
 """Kinds of errors that a client may be told while processes die; each may be tried again."""
 
 
+AUDIT_S = {"front": 0.05, "primary": 1.05, "server": 1.0}
+"""What a process that is killed may lose of the audit log: what it has not given to another, or to the file."""
+
+USAGE_S = {"front": 1.0, "primary": 6.0, "server": 5.0}
+"""Likewise of what tenants have used."""
+
+
 @dataclass
 class Report:
     """What a storm has shown.
 
     Attributes:
-        kills: of the server, of workers, and of the process that stands by.
-        server_s: from the kill of a server to its first answer.
-        worker_s: from the kill of a worker to the first result of another.
-        beside_s: from the kill of any other process to the next answer of the server.
+        killed: when each process was killed, and what it did.
+        state_s: by what was killed, from the kill to the next answer that the state is read for.
+        call_s: likewise, to the next result of a call.
+        worker_s: likewise, to the next result of a call on the device, where its process may have died.
         acknowledged: how many of each kind.
         found: how many of those were there afterwards.
         interrupted: jobs that were begun more than once.
         attempts: the most that any job took.
+        audit: how the audit log agrees with the answers to calls.
+        limited: what a tenant with a rate was let do.
         wrong: everything else that must not be.
         answers: how often each status and kind was answered.
     """
 
-    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("server", "worker", "spare"), 0))
-    server_s: list[float] = field(default_factory=list)
-    worker_s: list[float] = field(default_factory=list)
-    beside_s: list[float] = field(default_factory=list)
+    killed: list[tuple[float, str]] = field(default_factory=list)
+    state_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    call_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    worker_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     acknowledged: dict[str, int] = field(default_factory=dict)
     found: dict[str, int] = field(default_factory=dict)
     interrupted: int = 0
     attempts: int = 0
+    audit: AuditedCalls | None = None
+    limited: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     answers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kills(self):
+        """How many processes were killed, by what they did."""
+        return Counter(role for _, role in self.killed)
+
+    @property
+    def back_s(self):
+        """How long the server was away, each time."""
+        return [each for times in (self.state_s, self.call_s) for found in times.values() for each in found]
 
 
 class Client(threading.Thread):
@@ -186,6 +226,8 @@ class Client(threading.Thread):
         self._server_is_there = True
         if answer.is_success or answer.status_code in also:
             self._tell(str(answer.status_code))
+            if path.startswith("/functions/") and path.endswith("/invoke"):
+                self._promises.invoked[answer.headers["x-request-id"]] = time.time()
             return answer.json() if answer.content else {}
         kind = answer.json()["error"]["kind"]
         self._tell(f"{answer.status_code} {kind}")
@@ -205,37 +247,80 @@ def named(module, name):
     return module + b"\x00" + bytes([len(payload)]) + payload
 
 
-def rage(server, kills, seed=0, clients=4, gap_s=1.5):
+def rage(server, roles, seed=0, clients=4, gap_s=1.5):
     """Load a server, kill its processes, stop it, and return what that has shown.
 
     Args:
         server: that is running, with `ENVIRONMENT`; it has ended when this returns.
-        kills: how many processes are killed.
+        roles: for each kill, which process it is of, by what it does; None for any.
         seed: of what is killed when.
         clients: that load it.
         gap_s: longest time from an answer to the next kill.
     """
     report, promises = Report(), Promises()
-    chance, workers = random.Random(seed), set()
+    chance, processes = random.Random(seed), set()
     database = server.data / "service.db"
     install_witness(database)
+    limited = LimitedTenant(server)
     with server.client(headers={"X-TensorWasm-Tenant": "7"}) as client:
         functions = _deploy_all(client)
-        with _loaded(server, functions, promises, clients):
-            for _ in range(kills):
+        with _loaded(server, functions, promises, clients), limited.calling(), ThreadPoolExecutor(3) as asking:
+            for role in roles:
                 threading.Event().wait(chance.uniform(0.0, gap_s))
-                workers |= {(each, birth_of(each)) for each in children(server.child())}
-                _kill_one(server, client, functions["cuda"], chance, report)
+                processes |= descendants(server.process.pid)
+                _kill_one(server, functions, choose(server.process.pid, chance, role), report, asking)
         report.acknowledged = promises.count()
         report.found = found_over_http(promises, client)
+        _judge_limited(limited, client, report)
     if server.stop() != 0:
         report.wrong.append("the server did not stop as it should")
     report.interrupted, report.attempts = count_interrupted(database)
-    report.wrong += promises.wrong + broken_in_database(database, promises)
-    report.wrong += [f"worker {each} outlived its server" for each in _survivors(workers)]
-    report.wrong += _broken_in_audit(server.data / "audit.log")
+    report.wrong += promises.wrong + limited.wrong + broken_in_database(database, promises)
+    report.wrong += [f"process {each} outlived its server" for each in survivors(processes, PATIENCE_S)]
+    _judge_audit(server.data / "audit.log", limited, promises, report)
     report.answers = dict(sorted(promises.answers.items()))
     return report
+
+
+def _judge_limited(limited, client, report):
+    """Judge whether a tenant's rate held over all processes, and what it is said to have used."""
+    restarts, admitted = report.kills["supervisor"], len(limited.admitted)
+    allowed = BURST * (1 + restarts) + MOST_PROCESSES
+    until(lambda: client.get("/readyz").status_code == 200)
+    threading.Event().wait(REPORTED_S)
+    usage = client.get("/usage", headers=HEADERS).raise_for_status().json()
+    used, held = usage["total"]["requests"], {name: usage["quotas"][name]["used"] for name in ("requests", "instances")}
+    excused = lost_to_kills([at for _, at, _ in limited.admitted], report.killed, USAGE_S)
+    report.limited = {
+        "qps": QPS,
+        "burst": BURST,
+        "admitted": admitted,
+        "refused": limited.limited,
+        "unanswered": limited.unanswered,
+        "most_beyond_105_percent_of_the_rate": round(limited.excess(), 1),
+        "allowed_beyond": allowed,
+        "used": used,
+        "used_that_a_kill_may_have_lost": excused,
+    }
+    if held != {"requests": 1, "instances": 0}:  # the request that asks
+        report.wrong.append(f"a tenant without calls holds {held}")
+    if limited.excess() > allowed:
+        report.wrong.append(f"a tenant was let do {limited.excess():.1f} more than its rate, not {allowed}")
+    if not admitted or not limited.limited:
+        report.wrong.append("the limited tenant was not let do anything, or everything")
+    if not admitted - excused <= used <= admitted + limited.unanswered:
+        report.wrong.append(f"a tenant has used {used}, and {admitted} calls were answered; {excused} may be lost")
+
+
+def _judge_audit(path, limited, promises, report):
+    """Judge whether the audit log has a line for each call that was answered."""
+    report.wrong += [f"the audit log: {each}" for each in verify(path).findings]
+    answered = promises.invoked | {request: at for _, at, request in limited.admitted}
+    audit = report.audit = audited_calls(path, answered, report.killed, AUDIT_S)
+    if audit.missing > audit.excused:
+        report.wrong.append(f"{audit.missing - audit.excused} answered calls are not in the audit log")
+    if audit.twice:
+        report.wrong.append(f"{audit.twice} calls are in the audit log again")
 
 
 def _deploy_all(client):
@@ -262,67 +347,35 @@ def _loaded(server, functions, promises, clients):
             assert not thread.is_alive()
 
 
-def _kill_one(server, client, function, chance, report):
-    child, *others = children(server.process.pid)
-    among = {"server": [child], "worker": children(child), "spare": others}
-    kind = chance.choices(["server", "worker", "spare"], [6, 4, 1])[0]
-    if not among[kind]:
-        kind = "server"
-    victim = chance.choice(among[kind])
-    with suppress(ProcessLookupError):
-        os.kill(victim, signal.SIGKILL)
-    report.kills[kind] += 1
+def _kill_one(server, functions, chosen, report, asking):
+    role, victim = chosen
     begun_s = time.monotonic()
-    answered_s = wait_for(server, "GET", "/functions", begun_s)
-    if kind == "server":
-        report.server_s.append(answered_s)
-        return
-    report.beside_s.append(answered_s)
-    if kind == "spare":
-        return
+    report.killed.append((time.time(), role))
+    if role == "supervisor":
+        server.restart()
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
     call = {"export": "sum", "args": [10]}
-    report.worker_s.append(wait_for(server, "POST", f"/functions/{function}/invoke", begun_s, json=call))
+    awaited = [
+        (report.state_s, "GET", "/functions", None),
+        (report.call_s, "POST", f"/functions/{functions['sum']}/invoke", call),
+    ]
+    if role in {"worker", "broker", "supervisor"}:
+        awaited.append((report.worker_s, "POST", f"/functions/{functions['cuda']}/invoke", call))
+    times = [asking.submit(wait_for, server, method, path, begun_s, body) for _, method, path, body in awaited]
+    for (into, *_), answered in zip(awaited, times, strict=True):
+        into[role].append(answered.result())
 
 
-def wait_for(server, method, path, begun_s, **more):
+def wait_for(server, method, path, begun_s, body=None):
     """Ask over new connections until the answer is 200, and return how long that took from `begun_s` on."""
-    headers = server.headers | {"X-TensorWasm-Tenant": "7"}
-    while time.monotonic() < begun_s + PATIENCE_S:
-        with suppress(httpx.HTTPError):
-            if httpx.request(method, server.url + path, headers=headers, timeout=PATIENCE_S, **more).status_code == 200:
-                return time.monotonic() - begun_s
-        threading.Event().wait(PAUSE_S)
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    with server.client(headers={"X-TensorWasm-Tenant": "7"}, timeout=PATIENCE_S, limits=fresh) as client:
+        while time.monotonic() < begun_s + PATIENCE_S:
+            with suppress(httpx.HTTPError):
+                if client.request(method, path, json=body).status_code == 200:
+                    return time.monotonic() - begun_s
+            threading.Event().wait(PAUSE_S)
     said = server.data.with_suffix(".stderr").read_text()
     raise AssertionError(f"{method} {path} is not answered any more: {said[-4000:]}")
-
-
-def children(process):
-    """Return the processes that a process has started."""
-    found = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def birth_of(process):
-    """Return when a process began, which tells it from others that get its number later; None if it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state == "Z" else int(fields[18])
-
-
-def _survivors(workers):
-    """Return those that do not end soon after their server."""
-    ends_s = time.monotonic() + PATIENCE_S
-    left = {(process, birth) for process, birth in workers if birth is not None}
-    while left and time.monotonic() < ends_s:
-        left = {(process, birth) for process, birth in left if birth_of(process) == birth}
-        threading.Event().wait(PAUSE_S)
-    return [process for process, _ in left]
-
-
-def _broken_in_audit(path):
-    return [f"the audit log: {each}" for each in verify(path).findings]

@@ -19,6 +19,9 @@ import httpx
 SOON_S = 330.0
 """What a job may take that was interrupted again and again: the longest pause between attempts, and some more."""
 
+SLACK_S = 0.5
+"""By how much clocks of clients and of processes that wait for a processor may differ."""
+
 ENDED = ("completed", "failed", "cancelled", "dead")
 
 _WITNESS = """
@@ -52,6 +55,7 @@ class Promises:
         revoked: texts of tokens whose revocation was acknowledged.
         snapshots: sizes in bytes by id.
         sessions: by id, the number of the last durable call that was answered.
+        invoked: by the ID of the request, when a call of a function was answered.
         wrong: answers that no promise allows.
         answers: how often each status and kind was answered.
     """
@@ -63,6 +67,7 @@ class Promises:
     revoked: list[str] = field(default_factory=list, repr=False)
     snapshots: dict[str, int] = field(default_factory=dict)
     sessions: dict[str, int] = field(default_factory=dict)
+    invoked: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -173,3 +178,44 @@ def broken_in_database(database, promises):
         if twice:
             wrong.append(f"{twice} functions were made twice under one key")
     return wrong
+
+
+def lost_to_kills(answered, kills, windows):
+    """Return how many answers may have left no trace: how long before its kill a process had not passed it on yet.
+
+    Args:
+        answered: when each was.
+        kills: when a process was killed, and what it did.
+        windows: seconds by what a process did.
+    """
+    spans = [(at - windows[role] - SLACK_S, at) for at, role in kills if role in windows]
+    return sum(any(begin <= each <= end + SLACK_S for begin, end in spans) for each in answered)
+
+
+@dataclass(frozen=True)
+class AuditedCalls:
+    """How the audit log agrees with what was answered.
+
+    Attributes:
+        lines: of calls of functions.
+        missing: calls that were answered and have no line.
+        excused: those of them that a kill may have lost.
+        twice: lines that are there again.
+    """
+
+    lines: int
+    missing: int
+    excused: int
+    twice: int
+
+
+def audited_calls(path, answered, kills, windows):
+    """Compare the audit log with calls that were answered, by the ID of the request; arguments as above."""
+    lines = Counter()
+    for line in path.read_bytes().splitlines():
+        found = json.loads(line)
+        if found.get("action") == "invoke_function":
+            lines[found["request_id"]] += 1
+    missing = [at for request, at in answered.items() if request not in lines]
+    twice = sum(count - 1 for count in lines.values())
+    return AuditedCalls(lines.total(), len(missing), lost_to_kills(missing, kills, windows), twice)

@@ -16,15 +16,31 @@ BUSY_S = 20.0
 """What a machine may take that has much else to do."""
 
 
+SEVERAL = ("front", "primary", "worker", "front", "supervisor", "primary")
+"""What is killed of a server with several processes."""
+
+
 @pytest.mark.timeout(60 + 10 * KILLS)
 def test_nothing_that_was_acknowledged_is_lost_to_kills(tmp_path):
-    with running_server(tmp_path / "data", environment=ENVIRONMENT) as server:
-        report = rage(server, KILLS, seed=5)
-    times = sorted(report.server_s)
-    print(f"killed {report.kills}, back after {[f'{each:.2f}' for each in times]} s, {report.acknowledged}")  # noqa: T201 - the figures are what it is for
+    with running_server(tmp_path / "data", "--workers", "1", environment=ENVIRONMENT) as server:
+        report = rage(server, [None] * KILLS, seed=5)
+    judge(report, KILLS)
+    assert min(report.state_s["server"]) < BACK_S
+
+
+@pytest.mark.timeout(180)
+def test_nothing_is_lost_to_kills_of_fronts_the_primary_workers_and_the_supervisor(tmp_path):
+    with running_server(tmp_path / "data", "--workers", "3", environment=ENVIRONMENT) as server:
+        report = rage(server, SEVERAL, clients=3)
+    judge(report, len(SEVERAL))
+    assert report.kills.keys() >= {"front", "primary", "supervisor"}
+
+
+def judge(report, kills):
+    times = {role: [round(each, 2) for each in found] for role, found in report.state_s.items()}
+    print(f"killed {dict(report.kills)}, back after {times} s, {report.acknowledged}")  # noqa: T201 - the figures are what it is for
     assert report.wrong == [], report.wrong
     assert report.found == report.acknowledged
-    assert sum(report.kills.values()) == KILLS
+    assert report.kills.total() == kills
     assert min(report.acknowledged[kind] for kind in ("functions", "jobs", "tokens", "snapshots")) > 0
-    assert times[0] < BACK_S
-    assert max(times + report.beside_s + report.worker_s) < BUSY_S
+    assert max(report.back_s + [each for found in report.worker_s.values() for each in found]) < BUSY_S
