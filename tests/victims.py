@@ -1,6 +1,5 @@
 """The processes of a server that a test kills: which there are, and what each does."""
 
-import os
 import threading
 import time
 from contextlib import suppress
@@ -79,7 +78,7 @@ def survivors(processes, limit_s):
 
 def _has_options(process):
     with suppress(OSError):
-        return not os.readlink(f"/proc/{process}/fd/0").startswith("pipe:")
+        return not str(Path(f"/proc/{process}/fd/0").readlink()).startswith("pipe:")
     return False
 
 
@@ -89,5 +88,5 @@ def _sockets(process):
         for each in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):
                 if int(each.name) > 2:
-                    found.add(os.readlink(each))
+                    found.add(str(each.readlink()))
     return {each for each in found if each.startswith("socket:")}

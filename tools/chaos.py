@@ -1,8 +1,8 @@
 """Kill processes of a server at random under load, and report what was lost.
 
-``tools/chaos.py --kills 100 --json bench/results/chaos.json``, and with ``--workers 4`` its supervisor as well, which is
-started again at once. The exit code is 1 if anything that was acknowledged is lost or exists twice, a rate was exceeded,
-or the server did not answer for 2 s.
+``tools/chaos.py --kills 100 --json bench/results/chaos.json``, and with ``--workers 4`` its supervisor as well, which
+is started again at once. The exit code is 1 if anything that was acknowledged is lost or exists twice, a rate was
+exceeded, or the server did not answer for 2 s.
 """
 
 from __future__ import annotations

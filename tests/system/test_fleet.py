@@ -1,0 +1,86 @@
+"""A server with several processes, of which one dies or all are replaced while clients go on."""
+
+import json
+import os
+import re
+import signal
+from contextlib import ExitStack
+
+from fakes.services import ADD, SUB
+from loads import Load, reload
+from neighbours import deploy, until
+from servers import running_server
+from victims import birth_of, by_role
+
+FRONTS = 2
+MOST = 20
+"""Connections after which each front must have one."""
+
+
+def started(stack, tmp_path):
+    """Return a server with a function, a client of it, and loads over connections to each of its fronts."""
+    server = stack.enter_context(running_server(tmp_path / "data", "--workers", str(FRONTS)))
+    client = stack.enter_context(server.client())
+    function = deploy(client, ADD, "add")
+    until(lambda: client.get("/readyz").status_code == 200)
+    loads = []
+    while len(busy_fronts(client)) < FRONTS or len(loads) < 4:
+        assert len(loads) < MOST
+        loads.append(stack.enter_context(Load(server, function)))
+    return server, client, loads
+
+
+def busy_fronts(client):
+    """Return the fronts that have called functions, as the metrics say."""
+    counts = re.findall(r'tensor_wasm_front_requests_total\{pid="(\d+)"\} (\S+)', client.get("/metrics").text)
+    return {int(pid) for pid, count in counts if float(count) > 10}
+
+
+def roles(server):
+    return by_role(server.process.pid)
+
+
+def go_on(loads):
+    """Return once each load has had ten more answers."""
+    before = [len(each.answers) for each in loads]
+    until(lambda: all(len(each.answers) > count + 10 for each, count in zip(loads, before, strict=True)))
+
+
+def test_a_front_that_is_killed_ends_its_own_connections_only_and_is_replaced(tmp_path):
+    with ExitStack() as stack:
+        server, _, loads = started(stack, tmp_path)
+        victim = roles(server)["front"][0]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: len(roles(server)["front"]) == FRONTS and victim not in roles(server)["front"])
+        go_on(loads)
+        failed = [[status for status, _ in load.wrong()] for load in loads]
+        assert set(map(tuple, failed)) == {(), (0,)}, "some connections ended once, and others never"
+
+
+def test_calls_go_on_while_the_primary_is_replaced_and_a_deploy_waits_for_the_next(tmp_path):
+    with ExitStack() as stack:
+        server, client, loads = started(stack, tmp_path)
+        (victim,) = roles(server)["primary"]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: birth_of(victim) is None)
+        function = deploy(client, SUB, "sub")
+        called = client.post(f"/functions/{function}/invoke", json={"export": "add", "args": [5, 3]})
+        assert called.json()["result"] == [2]
+        go_on(loads)
+        assert [load.wrong() for load in loads] == [[]] * len(loads)
+
+
+def test_a_reload_loses_no_call_of_many_connections_and_no_line_of_the_audit_log(tmp_path):
+    with ExitStack() as stack:
+        server, _, loads = started(stack, tmp_path)
+        before = roles(server)
+        replaced = [f"front {number} of {FRONTS} is replaced" for number in range(1, FRONTS + 1)]
+        assert reload(server) == (0, "\n".join([*replaced, "the primary is replaced", ""]), "")
+        go_on(loads)
+        after = roles(server)
+        for role in ("front", "primary"):
+            assert not set(before[role]) & set(after[role])
+    assert [load.wrong() for load in loads] == [[]] * len(loads)
+    lines = map(json.loads, (tmp_path / "data" / "audit.log").read_text().splitlines())
+    called = [line["request_id"] for line in lines if line.get("action") == "invoke_function"]
+    assert len(called) == len(set(called)) == sum(len(load.answers) for load in loads)
