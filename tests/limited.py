@@ -57,7 +57,7 @@ class LimitedTenant:
                 assert not thread.is_alive()
 
     def excess(self, qps=1.05 * QPS):
-        """Return by how much it was let do more than a rate allows, in the worst span of time: its burst, if it is right."""
+        """Return by how much it was let do more than a rate allows, in the worst span of time."""
         worst = lowest = 0.0
         for number, (made_s, answered_s, _) in enumerate(sorted(self.admitted)):
             lowest = min(lowest, number - qps * made_s) if number else number - qps * made_s

@@ -55,7 +55,9 @@ class _Process:
 
     @property
     def ended(self) -> bool:
-        return bool(select.select([self.descriptor], [], [], 0)[0])
+        asked = select.poll()
+        asked.register(self.descriptor, select.POLLIN)
+        return bool(asked.poll(0))
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -113,8 +115,10 @@ class Fronts:
 
     async def tell(self, changed: Changed) -> None:
         """Return once every front has read again what has changed, or has ended."""
-        await self._wait_for_missing()
-        await asyncio.gather(*(self._tell(front, changed) for front in self._fronts))
+        told = False
+        while not told:
+            await self._wait_for_missing()
+            told = all(await asyncio.gather(*(self._tell(front, changed) for front in self._fronts)))
 
     async def wait_left(self, limit_s: float) -> None:
         """Wait until all fronts have ended, at most for a time: they report until then."""
@@ -202,13 +206,17 @@ class Fronts:
             process.close()
         return list(self._missing.values())
 
-    async def _tell(self, front: _Front, changed: Changed) -> None:
+    async def _tell(self, front: _Front, changed: Changed) -> bool:
+        """Tell a front; return false if its link has ended, over which nothing more is known of its process."""
         try:
             async with asyncio.timeout(LATE_S):
                 await front.link.ask(changed)
         except (NotReady, TimeoutError):
-            if not front.left and not front.process.ended:
+            if front not in self._fronts:  # its process is closed, or missing
+                return front.left
+            if not front.left:
                 self._kill(front.process)
+        return True
 
     def _kill(self, process: _Process) -> None:
         _log.error("the front %d does not acknowledge a change, and is killed", process.pid)
