@@ -27,6 +27,9 @@ import storm  # noqa: E402 - found there
 from servers import running_server  # noqa: E402 - likewise
 
 BACK_S = 2.0
+MOST_SAID = 1 << 16
+"""Characters of what the server said that are shown if something was wrong."""
+
 PACKAGES = ("tensor-wasm", "httptools", "uvloop", "SQLAlchemy", "wasmtime")
 
 
@@ -45,6 +48,8 @@ def main(arguments: list[str]) -> int:
         running_server(Path(folder) / "data", "--workers", str(asked.workers), environment=storm.ENVIRONMENT) as server,
     ):
         found = storm.rage(server, [None] * asked.kills, seed=asked.seed, clients=asked.clients)
+        if found.wrong:
+            sys.stderr.write(server.data.with_suffix(".stderr").read_text()[-MOST_SAID:])
     loads.append(os.getloadavg()[0])
     report = describe(asked, found, loads)
     text = json.dumps(report, indent=2) + "\n"

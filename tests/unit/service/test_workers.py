@@ -10,7 +10,7 @@ import pytest
 from fakes.services import GUEST, opened
 from tensorwasm import Runtime
 from tensorwasm.database.functions import FunctionOptions
-from tensorwasm.errors import DeviceUnavailable
+from tensorwasm.errors import DeviceUnavailable, NotReady
 from tensorwasm.service.invocations import workers as module_under_test
 from tensorwasm.service.invocations.workers import Workers
 
@@ -120,3 +120,16 @@ def test_what_is_looked_at_is_bounded(monkeypatch):
 
     asyncio.run(story())
     assert {module for _, module, _ in executor.taken} == {b"0", b"1"}
+
+
+def test_a_call_while_the_broker_is_away_may_be_tried_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(module_under_test, "JOIN_S", 0.0)
+
+    async def story():
+        workers = Workers.from_settings("", str(tmp_path / "broker"))
+        with pytest.raises(NotReady, match="no broker answers") as found:
+            await workers.open()
+        assert found.value.retryable
+        await workers.close()
+
+    asyncio.run(story())

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, TensorWasmError
-from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.settings.parsing import checked_isolation
@@ -134,7 +132,7 @@ def _join_broker(path: Path) -> WorkerExecutor:
         except InvalidArgs as error:  # during a reload
             _log.warning("this process has GPU workers of its own: %s", error.message)
             return WorkerExecutor(settings.current().device)
-        except DeviceUnavailable:
+        except DeviceUnavailable as error:
             if time.monotonic() > ends_s:
-                raise
+                raise NotReady(error.message) from None  # it may come later: jobs are tried again
         time.sleep(JOIN_AGAIN_S)
