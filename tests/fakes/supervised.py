@@ -67,13 +67,13 @@ class FakeProcess:
 class FakeFleet:
     """A fleet with its reloader; it is also what the processes share."""
 
-    def __init__(self, workers=1, *, broker=False):
+    def __init__(self, workers=1, *, broker=False, at_once=1 << 10):
         self.now_s = 100.0
         self.processes = []
         self.cleared = []
         self.states = []
         self.refusing = False
-        self.fleet = Fleet(workers, self, DRAIN_S, broker=broker)
+        self.fleet = Fleet(workers, self, DRAIN_S, broker=broker, at_once=at_once)
         self.reloader = Reloader(self.fleet, DRAIN_S, self.states.append)
         self.update()
 

@@ -12,6 +12,7 @@ from tensorwasm.service.fleet.link import Link
 from tensorwasm.service.fleet.messages import Changed, Done, Hello
 from tensorwasm.service.fleet.primary import Fronts
 
+WAIT_S = 5.0
 MANY = 1100
 """Descriptors; select(2) knows those up to 1023 only."""
 
@@ -97,8 +98,7 @@ def test_a_front_whose_link_ends_while_it_is_told_is_told_again_over_its_next_on
 
             front.answer = again
             telling = asyncio.ensure_future(fronts.tell(CHANGED))
-            while len(fronts) or not front.told:
-                await asyncio.sleep(0)
+            await fronts.wait_left(WAIT_S)
             await front.join()
             await telling
             assert front.told == [CHANGED, CHANGED]
@@ -116,8 +116,7 @@ def test_fronts_are_watched_by_a_process_with_thousands_of_descriptors(tmp_path)
             async with one_front(tmp_path) as (fronts, front):
                 front.link.close()
                 telling = asyncio.ensure_future(fronts.tell(CHANGED))
-                while len(fronts):
-                    await asyncio.sleep(0)
+                await fronts.wait_left(WAIT_S)
                 front.die()
                 await telling
 

@@ -120,7 +120,7 @@ class Fleet:
         shared: what they inherit.
         drain_s: how long running requests may take once a process stops.
         broker: whether the GPU workers of several are the fleet's own.
-        at_once: how many processes may load the server at a time, those first that clients wait for.
+        at_once: how many processes may load the server and open it at a time, those first that clients wait for.
 
     Attributes:
         slots: the primary first.
@@ -164,7 +164,7 @@ class Fleet:
         """Return when `update` has something to do even if nothing happens before; None for never."""
         due = [each.due_s for each in self.members if each.due_s is not None]
         if not self.stopping:
-            due += [slot.start_s for slot in self.slots if slot.current is None and self._may_load()]
+            due += [slot.start_s for slot in self.slots if slot.current is None and self._may_load(slot)]
             if self._wants_spare():
                 due.append(self._spare_s)
         return min(due, default=None)
@@ -183,7 +183,7 @@ class Fleet:
             self._stop_owners()
             return
         for slot in self.slots:
-            if slot.current is None and slot.start_s <= now_s and self._may_load():
+            if slot.current is None and slot.start_s <= now_s and self._may_load(slot):
                 slot.current = self._take(slot)
                 if slot.current is None:
                     self._lose(slot, "cannot be started", now_s)
@@ -260,9 +260,12 @@ class Fleet:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _may_load(self) -> bool:
-        """Return whether one more process may load the server."""
-        return sum(not each.process.loaded for each in self.members) < self._at_once
+    def _may_load(self, slot: Slot) -> bool:
+        """Return whether one more process may load the server, and open its service; all wait for the first slot's."""
+        if slot is self.slots[0]:
+            return True
+        waited = (each.process.loaded if each.slot is None else each.process.serves for each in self.members)
+        return sum(not each for each in waited) < self._at_once
 
     def _wants_spare(self) -> bool:
         """Return whether everything is ready: a spare that loads earlier would slow it down."""

@@ -151,6 +151,21 @@ def test_fronts_wait_for_the_primary_at_first_but_not_while_it_is_replaced():
     assert len(made.serving("front")) == 2
 
 
+def test_further_fronts_load_once_the_primary_and_the_first_serve():
+    made = FakeFleet(3, at_once=2)
+    primary, first = made.processes
+    for each in (primary, first):
+        each.loaded = True
+        made.update()
+    assert len(made.processes) == 2, "those that clients wait for have the processors to themselves"
+    primary.report()
+    made.update()
+    assert len(made.processes) == 3
+    first.report()
+    made.update()
+    assert len(made.processes) == 4
+
+
 @pytest.mark.parametrize("code", [0, 1, -9])
 def test_a_front_that_ends_takes_nobody_with_it(code):
     made = ready(3)
@@ -384,10 +399,10 @@ def check(made, workers):
     assert {id(each.process) for each in made.fleet.members} >= {id(each) for each in made.alive}
 
 
-@given(st.integers(1, 3), st.lists(ACTIONS, max_size=60), st.booleans())
+@given(st.integers(1, 3), st.sampled_from([2, 100]), st.lists(ACTIONS, max_size=60), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers, actions, stops):
-    made = FakeFleet(workers)
+def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers, at_once, actions, stops):
+    made = FakeFleet(workers, at_once=at_once)
     for action in actions:
         act(made, *action)
         made.update()
