@@ -22,7 +22,7 @@ from tensorwasm.service.gauges import Gauges
 from tensorwasm.service.identity.identity import open_identity
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.opening import SHARED_TTL_S
-from tensorwasm.service.readiness import Readiness, Storage
+from tensorwasm.service.readiness import Check, Readiness, Storage
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.settings.service import ServiceSettings, folder_of
 from tensorwasm.telemetry.metrics import Metrics
@@ -119,7 +119,7 @@ async def _open_parts(
         warm=base.runtime.warm.statistics,
     ).watch(metrics)
     storage = Storage(folder_of(settings.data), settings.disk_reserve_mib)
-    checks = {
+    checks: dict[str, Check] = {
         "database": partial(database.read, read_revision),
         "data folder": storage.require,  # before the primary, which does not open without room
         "primary process": link.require,
