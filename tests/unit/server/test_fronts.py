@@ -16,8 +16,8 @@ from fakes.fleets import FleetFolder
 from fakes.services import ADD, GUEST, SUB, until
 from fakes.wire import FakeWire, ask
 from tensorwasm.errors import RequestTimeout
-from tensorwasm.server.exchange import Exchange
 from tensorwasm.server.application import Application, RelayingApplication
+from tensorwasm.server.exchange import Exchange
 from tensorwasm.server.routes import ALL
 
 HOUR_MS = 3_600_000

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
+from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, NotReady, TensorWasmError
+from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.settings.parsing import checked_isolation
