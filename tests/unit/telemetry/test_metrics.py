@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import package_version
-from tensorwasm.telemetry.metrics import FAMILIES, HTTP_BUCKETS_S, KERNEL_BUCKETS_S, TENANTS, UNKNOWN, Metrics
+from tensorwasm.telemetry.metrics import FAMILIES, HTTP_BUCKETS_S, KERNEL_BUCKETS_S, TENANTS, UNKNOWN, Metrics, Samples
 
 ROUTES = [("GET", "/healthz"), ("POST", "/functions/{id}/invoke"), ("GET", "/kernels/{name}/{version}")]
 LABELS = [
@@ -217,3 +217,17 @@ def test_the_build_is_described():
 def test_unknown_families_are_refused(ask):
     with pytest.raises(InvalidArgs):
         ask(Metrics())
+
+
+def test_samples_of_processes_are_added_up_and_counters_stay_when_one_has_ended():
+    one = Samples({"tensor_wasm_fronts": [((), 1.0)], "tensor_wasm_audit_lines_total": [((), 2.0)]})
+    other = Samples(
+        {"tensor_wasm_audit_lines_total": [((), 5.0)], "tensor_wasm_build_info": [(("1",), 1.0)]},
+        {"tensor_wasm_kernel_latency_seconds": [((), [1, 0, 0.5])]},
+    )
+    whole = one + other + other
+    assert whole.values["tensor_wasm_audit_lines_total"] == [((), 12.0)]
+    assert whole.values["tensor_wasm_build_info"] == [(("1",), 1.0)]
+    assert whole.histograms["tensor_wasm_kernel_latency_seconds"] == [((), [2, 0, 1.0])]
+    assert set(one.lasting().values) == {"tensor_wasm_audit_lines_total"}
+    assert other.lasting().histograms == other.histograms

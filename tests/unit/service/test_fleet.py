@@ -1,0 +1,145 @@
+"""Links between processes that serve together, and fronts that do not do what they must."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from fakes.services import until
+from tensorwasm.errors import NotReady
+from tensorwasm.service.fleet import primary
+from tensorwasm.service.fleet.front import ReportedAudit
+from tensorwasm.service.fleet.link import Link
+from tensorwasm.service.fleet.messages import AskMetrics, Changed, Done, FrontReport, Hello, TakenMetrics
+from tensorwasm.service.fleet.primary import Fronts
+from tensorwasm.tenancy.audit import AuditRecord, outcome_of
+
+ACTOR = msgspec.Raw(b'{"id":"x"}')
+MUTE = """
+import msgspec, os, signal, socket, sys
+from tensorwasm.service.fleet.link import _Frame
+from tensorwasm.service.fleet.messages import Hello
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+body = msgspec.msgpack.encode(_Frame(1, Hello(os.getpid())))
+link.sendall(len(body).to_bytes(4) + body)
+signal.pause()
+"""
+"""A front that says who it is, and then nothing more."""
+
+
+async def ends():
+    """Return the streams of both ends of a connection."""
+    one, other = socket.socketpair()
+    return await asyncio.open_connection(sock=one), await asyncio.open_connection(sock=other)
+
+
+async def nothing(_):
+    return Done()
+
+
+def test_either_side_asks_and_the_other_answers():
+    async def main():
+        (reader, writer), (other_reader, other_writer) = await ends()
+
+        async def answer(message):
+            return TakenMetrics({"a": [(("x",), 1.0)]}, {}) if isinstance(message, AskMetrics) else Done()
+
+        left, right = Link(reader, writer, nothing), Link(other_reader, other_writer, answer)
+        running = [asyncio.ensure_future(each.run()) for each in (left, right)]
+        found = await asyncio.gather(left.ask(AskMetrics()), left.ask(Changed()), right.ask(FrontReport(audit=[b"{}"])))
+        assert [type(each) for each in found] == [TakenMetrics, Done, Done]
+        assert found[0].values == {"a": [(("x",), 1.0)]}
+        left.close()
+        await asyncio.gather(*running)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rubbish", [b"\x00\x00\x00\x01\xff", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02"])
+def test_who_asks_is_told_that_the_other_side_has_ended_or_says_rubbish(rubbish):
+    async def main():
+        (reader, writer), (_, other) = await ends()
+        link = Link(reader, writer, nothing)
+        running = asyncio.ensure_future(link.run())
+        asked = asyncio.ensure_future(link.ask(AskMetrics()))
+        other.write(rubbish)
+        other.close()
+        with pytest.raises(NotReady):
+            await asked
+        await running
+        with pytest.raises(NotReady):
+            await link.ask(AskMetrics())
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_fails_is_said_to_have_failed():
+    async def main():
+        (reader, writer), (other_reader, other_writer) = await ends()
+
+        async def fails(_):
+            raise ValueError("a bug")
+
+        left, right = Link(reader, writer, nothing), Link(other_reader, other_writer, fails)
+        running = [asyncio.ensure_future(each.run()) for each in (left, right)]
+        with pytest.raises(NotReady, match="ValueError"):
+            await left.ask(Hello(1))
+        left.close()
+        await asyncio.gather(*running)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_front_that_does_not_acknowledge_a_change_is_killed_before_it_is_answered(tmp_path, monkeypatch, known):
+    """Whether it is connected, or was a front of the last primary and has not come."""
+    monkeypatch.setattr(primary, "LATE_S", 0.2)
+
+    async def main():
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(tmp_path / "s"))
+        listening.listen(8)
+        script = MUTE if known else "import signal; signal.pause()"
+        with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "s")]) as process:  # noqa: ASYNC220 - it only starts
+            fronts = Fronts(lambda _: None, () if known else (process.pid,))
+            await fronts.listen(listening)
+            if known:
+                await until(lambda: len(fronts) == 1)
+            await fronts.tell(Changed(identities=True))
+            assert await asyncio.to_thread(process.wait, 10) == -9
+            await fronts.tell(Changed(identities=True))
+            await fronts.close()
+
+    asyncio.run(main())
+
+
+def test_audit_records_wait_for_a_primary_and_come_once_and_in_order():
+    class Primary:
+        def __init__(self):
+            self.there, self.got = False, []
+
+        async def ask(self, message):
+            if not self.there:
+                raise NotReady("there is no primary process")
+            self.got += message.audit
+            return Done()
+
+    async def main():
+        found = Primary()
+        audit = ReportedAudit(found)
+        for number in range(600):
+            audit.append(AuditRecord(number, f"r{number}", ACTOR, "act", {}, outcome_of(200), 1.0))
+        await asyncio.sleep(0)
+        found.there = True
+        await audit.close()
+        names = [each.split(b'"request_id":"r', 1)[1].split(b'"', 1)[0] for each in found.got]
+        assert list(map(int, names)) == list(range(600))
+        assert audit.statistics().waiting == 0
+
+    asyncio.run(main())
