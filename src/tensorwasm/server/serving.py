@@ -90,7 +90,7 @@ async def serve(
         ready()
         await _drain_on_signal(application, listener, signals, service.settings.drain_s, leave_s)
         if service.fronts is not None and signals.leaving.is_set() and os.getppid() != parent:
-            await service.fronts.wait_left(ORPHAN_S)  # they leave, too, and report to this process
+            await service.fronts.wait_left(3 * ORPHAN_S)  # they leave, too, and report to this process
 
 
 async def serve_front(
@@ -138,7 +138,8 @@ async def _drain_on_signal(
     parent = os.getppid()
     await signals.stopping.wait()
     if signals.leaving.is_set():
-        drain_s = drain_s if os.getppid() == parent else min(drain_s, ORPHAN_S)
+        if os.getppid() != parent:
+            drain_s, leave_s = min(drain_s, ORPHAN_S), LEAVE_S
         await listener.wait_closed(min(leave_s, drain_s))
     await application.drain(drain_s, refusing=not signals.leaving.is_set())
 

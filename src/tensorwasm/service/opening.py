@@ -303,8 +303,7 @@ def _assemble(
 def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive: Iterable[int]) -> Fronts:
     """Open the links to fronts: what they report is written here, and what changes here is told to them."""
 
-    def take(report: FrontReport) -> None:
-        audit.extend(report.audit, report.dropped, report.suppressed)
+    async def take(report: FrontReport) -> None:
         for used in report.usage:
             amounts = UsageAmounts(*used.amounts)
             service.usage.add(used.hour_unix_ms, used.tenant, amounts)
@@ -313,6 +312,8 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
             service.outcomes.put(
                 each.tenant, StreamEnding(each.request_id, each.reference, each.status, each.reason, each.message)
             )
+        if report.audit or report.dropped or report.suppressed or report.hurry:
+            await audit.extend(report.audit, report.dropped, report.suppressed, hurry=report.hurry)
 
     fronts = Fronts(take, alive)
     stack.push_async_callback(fronts.close)

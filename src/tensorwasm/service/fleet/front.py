@@ -146,71 +146,77 @@ class PrimaryLink:
 class ReportedAudit:
     """The audit log of a front: records are encoded here, and chained and written by the primary.
 
-    They are kept until the primary has them, at most as many as an `AuditLog` keeps. For one event loop.
+    They are kept until the primary has them on the disk, and reported again to the next one if it has died: a line may
+    be there twice then. At most as many are kept as an `AuditLog` keeps. For one event loop.
     """
 
     def __init__(self, link: PrimaryLink) -> None:
         self._link = link
         self._queue: deque[AuditRecord] = deque()
         self._refusals = Buckets(1)
-        self._unsent: list[bytes] = []
+        self._kept = 0
         self._dropped = self._suppressed = 0
-        self._told = [0, 0]
-        self._wake = asyncio.Event()
-        self._closing = False
-        self._reporting = asyncio.get_running_loop().create_task(self._run())
+        self._timer: asyncio.TimerHandle | None = None
+        self._reports: set[asyncio.Task[None]] = set()
 
     def append(self, record: AuditRecord) -> None:
         """Append a record without waiting."""
         if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
             self._suppressed += 1
-        elif len(self._queue) >= QUEUE_LINES:
+        elif self._kept >= QUEUE_LINES:
             self._dropped += 1
         else:
-            if not self._queue:
-                asyncio.get_running_loop().call_later(AUDIT_S, self._wake.set)
+            self._kept += 1
             self._queue.append(record)
             if len(self._queue) == AUDIT_LINES:
-                self._wake.set()
+                self._report()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(AUDIT_S, self._report_late)
 
     def reopen(self) -> None:
         """Do nothing: the file is the primary's."""
 
     def statistics(self) -> AuditStatistics:
         """Return the counters; the primary counts what it writes."""
-        return AuditStatistics(0, len(self._queue) + len(self._unsent), 0, 0, failing=False)
+        return AuditStatistics(0, self._kept, 0, 0, failing=False)
 
     async def close(self) -> None:
-        """FrontReport what is left, within 5 s at most."""
-        self._closing = True
-        self._wake.set()
-        await asyncio.wait((self._reporting,), timeout=CLOSE_S)
-        self._reporting.cancel()
-        await asyncio.gather(self._reporting, return_exceptions=True)
-        if lost := len(self._queue) + len(self._unsent):
-            _log.error("%d audit records could not be given to the primary", lost)
+        """Report what is left, within 5 s at most."""
+        self._report(hurry=True)
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=CLOSE_S)
+        for report in list(self._reports):
+            report.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._kept:
+            _log.error("%d audit records could not be given to the primary", self._kept)
 
-    async def _run(self) -> None:
-        while not self._closing:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queue or self._unsent or self._told != [self._dropped, self._suppressed]:
-                try:
-                    await self._report()
-                except NotReady as error:
-                    _log.info("audit records wait for the primary: %s", error.message)
-                    await asyncio.sleep(AGAIN_S)
+    def _report_late(self) -> None:
+        self._timer = None
+        self._report()
 
-    async def _report(self) -> None:
-        """FrontReport some records; if that fails, they are reported again."""
-        queue, unsent = self._queue, self._unsent
-        while queue and len(unsent) < AUDIT_LINES:
-            unsent.append(encode(queue.popleft()))
-        counted = [self._dropped, self._suppressed]
-        dropped, suppressed = counted[0] - self._told[0], counted[1] - self._told[1]
-        await self._link.ask(FrontReport(audit=unsent, dropped=dropped, suppressed=suppressed))
-        self._told = counted
-        self._unsent = []
+    def _report(self, *, hurry: bool = False) -> None:
+        """Report the records that wait, and how many do not come."""
+        encoded = [encode(record) for record in self._queue]
+        self._queue.clear()
+        dropped, suppressed, self._dropped, self._suppressed = self._dropped, self._suppressed, 0, 0
+        if encoded or dropped or suppressed or hurry:
+            report = FrontReport(audit=encoded, dropped=dropped, suppressed=suppressed, hurry=hurry)
+            task = asyncio.get_running_loop().create_task(self._give(report))
+            self._reports.add(task)
+            task.add_done_callback(self._reports.discard)
+
+    async def _give(self, report: FrontReport) -> None:
+        while True:
+            try:
+                await self._link.ask(report)
+            except NotReady as error:
+                _log.info("audit records wait for the primary: %s", error.message)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._kept -= len(report.audit)
+                return
 
 
 class ReportedEndings(StreamEndings):

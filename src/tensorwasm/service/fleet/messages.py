@@ -55,12 +55,13 @@ class UsedByTenant(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrontReport(FleetMessage, frozen=True):
-    """What a front leaves to the primary to write.
+    """What a front leaves to the primary to write; acknowledged once its audit records are on the disk.
 
     Attributes:
         audit: records, encoded.
         dropped: records that were lost for lack of room since the last report.
         suppressed: records without an actor that were only counted.
+        hurry: the front is about to end, and waits for the acknowledgement.
         usage: of tenants, since the last report.
         ended: streams that ended.
     """
@@ -68,6 +69,7 @@ class FrontReport(FleetMessage, frozen=True):
     audit: list[bytes] = []
     dropped: int = 0
     suppressed: int = 0
+    hurry: bool = False
     usage: list[UsedByTenant] = []
     ended: list[StreamEnded] = []
 

@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -86,7 +86,7 @@ class Fronts:
             since they act on what they have read from it.
     """
 
-    def __init__(self, take: Callable[[FrontReport], None], alive: Iterable[int] = ()) -> None:
+    def __init__(self, take: Callable[[FrontReport], Awaitable[None]], alive: Iterable[int] = ()) -> None:
         self._take = take
         self._fronts: set[_Front] = set()
         self._missing = {process.pid: process for pid in alive if (process := _Process.open(pid)) is not None}
@@ -156,7 +156,7 @@ class Fronts:
             if isinstance(message, Hello):
                 return self._join(message, link, joined)
             if isinstance(message, FrontReport):
-                self._take(message)
+                await self._take(message)
             elif isinstance(message, Leaving) and joined:
                 joined[0].metrics = Samples(message.metrics.values, message.metrics.histograms)
                 joined[0].left = True

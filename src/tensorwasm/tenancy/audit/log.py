@@ -5,6 +5,7 @@ Parts that many records share are encoded once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -189,9 +190,12 @@ class AuditLog:
         self._noticed = {"dropped": 0, "suppressed": 0}  # how many of them the log's lines account for
         self._head = ChainHead()
         self._written = 0
+        self._appended = self._taken = self._durable = 0  # records: ever queued, of those encoded, of those on the disk
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._unsynced = self._failing = self._closing = self._reopening = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         if where is None:
             return
         if isinstance(where, Path):
@@ -214,18 +218,41 @@ class AuditLog:
             self._dropped += 1
             return
         queue.append(record)
+        self._appended += 1
         if len(queue) == self._flush_lines:
             self._wake.set()
 
-    def extend(self, encoded: Sequence[bytes], dropped: int, suppressed: int) -> None:
-        """Append records that another process has encoded, and count those that it lost or only counted."""
+    async def extend(self, encoded: Sequence[bytes], dropped: int, suppressed: int, *, hurry: bool) -> None:
+        """Append records that another process has encoded, and count those that it lost or only counted.
+
+        Returns once they are on the disk, as `append` has it, or sooner in a hurry. For one event loop.
+        """
         room = max(0, self._queue_lines - len(self._queue)) if self._thread is not None else len(encoded)
         self._dropped += dropped + len(encoded[room:])
         self._suppressed += suppressed
         if self._thread is not None:
             self._queue.extend(encoded[:room])
-            if len(self._queue) >= self._flush_lines:
+            self._appended += len(encoded[:room])
+            if hurry or len(self._queue) >= self._flush_lines:
                 self._wake.set()
+            await self._until_durable(self._appended)
+
+    async def _until_durable(self, count: int) -> None:
+        """Wait until so many records are on the disk."""
+        self._loop = asyncio.get_running_loop()
+        while self._durable < count:
+            durable = self._loop.create_future()
+            self._waiting.append((count, durable))
+            if self._durable >= count:  # the thread may not have seen it
+                self._settle()
+            await durable
+
+    def _settle(self) -> None:
+        """Go on with those whose records are on the disk."""
+        while self._waiting and self._waiting[0][0] <= self._durable:  # those that came first wait for less
+            durable = self._waiting.popleft()[1]
+            if not durable.done():
+                durable.set_result(None)
 
     def reopen(self) -> None:
         """Make the thread continue in a new file if the old one was moved away."""
@@ -305,6 +332,10 @@ class AuditLog:
         if self._unsynced:
             sink.sync(self._head)
             self._unsynced = False
+            self._durable = self._taken
+            if self._waiting and self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the event loop is closed
+                    self._loop.call_soon_threadsafe(self._settle)
 
     def _write(self, sink: AuditSink) -> int:
         """Write some lines, and return how many; the chain advances only once they are written."""
@@ -312,6 +343,7 @@ class AuditLog:
         lines = max(_TURN_LINES.start, min(len(queue) // _TURN_PART, _TURN_LINES[-1]))
         while queue and len(pending) < lines:
             record = queue.popleft()
+            self._taken += 1
             pending.append(record if isinstance(record, bytes) else encode(record))
         if not pending:
             return 0
