@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fakes.services import ADD
 from oracles.leftovers import Before
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs
+from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import broker
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.broker_client import MAX_LINE_BYTES, BrokerClient
@@ -117,9 +119,13 @@ def test_the_socket_of_another_program_is_left_to_it_although_it_accepts_nobody(
         assert path.is_socket()
 
 
-def test_workers_of_one_tenant_each_have_no_broker(tmp_path):
-    with WorkerExecutor("emulator", isolation="process") as executor, pytest.raises(InvalidArgs, match="shared"):
-        WorkerBroker(executor, tmp_path / "broker.sock")
+def test_fronts_start_their_own_workers_where_tenants_share_none(tmp_path):
+    path = tmp_path / "broker.sock"
+    with WorkerExecutor("emulator", isolation="process") as executor, WorkerBroker(executor, path):
+        with WorkerExecutor(broker=path) as front:
+            assert front.isolation == "process"
+            assert front.submit(Request(module=ADD, export="add", args=(2, 3), tenant="a")).result(60).values == (5,)
+        assert executor.workers() == ()
 
 
 @pytest.mark.parametrize(

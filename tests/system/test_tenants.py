@@ -7,7 +7,7 @@ import pytest
 
 from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers import conversation, pool
+from tensorwasm.runtime.workers import conversation, isolation
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
@@ -26,7 +26,7 @@ def ask(executor, tenant, module=b"any"):
 
 @pytest.mark.rule("4-process")
 def test_on_a_gpu_without_a_guard_tenants_share_no_process_unless_that_is_said(monkeypatch):
-    monkeypatch.setattr(pool, "find_assembler", lambda *_: None)
+    monkeypatch.setattr(isolation, "find_assembler", lambda *_: None)
     with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
         ann, bob = ask(executor, "ann"), ask(executor, "bob")
         assert ann != bob
@@ -35,14 +35,14 @@ def test_on_a_gpu_without_a_guard_tenants_share_no_process_unless_that_is_said(m
 
 
 def test_where_gpus_have_no_windows_tenants_share_no_process(monkeypatch):
-    monkeypatch.setattr(pool, "sys", SimpleNamespace(platform="win32"))
-    monkeypatch.setattr(pool, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
+    monkeypatch.setattr(isolation, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(isolation, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
     with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
         assert ask(executor, "ann") != ask(executor, "bob")
 
 
 def test_on_a_gpu_with_a_ptxas_beside_it_tenants_share_guarded_workers(monkeypatch):
-    monkeypatch.setattr(pool, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
+    monkeypatch.setattr(isolation, "find_assembler", lambda *_: Assembler("ptxas", (13, 0)))
     with WorkerExecutor("cuda:0", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
         assert ask(executor, "ann") == ask(executor, "bob")
         assert [worker.tenant for worker in executor.workers()] == [None]

@@ -8,8 +8,8 @@ import pytest
 import tensorwasm
 
 FORBIDDEN = {"fork", "forkpty", "preexec_fn", "multiprocessing", "ProcessPoolExecutor"}
-SPAWNED = {("neighbours.py", "multiprocessing")}
-"""A benchmark's clients, by ``get_context("spawn")``."""
+SPAWNED = {("neighbours.py", "multiprocessing"), ("pauses.py", "multiprocessing")}
+"""Clients of benchmarks, by ``get_context("spawn")``."""
 FILES = sorted(Path(tensorwasm.__file__).parent.rglob("*.py"))
 
 

@@ -20,15 +20,17 @@ there is `tensorwasm.tenancy.blocking_gate`.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidArgs, InvokeTimeout, RateLimited
 from tensorwasm.values import NEVER, Deadline
+
+if TYPE_CHECKING:
+    import asyncio
 
 NEWCOMERS: Final = 4
 """In a gate that yields, one part of so many of the slots is only for tenants that have none."""
@@ -196,6 +198,8 @@ class FairGate:
 
     async def _wait(self, tenant: Tenant, weight: float, cost: float, deadline: Deadline) -> None:
         """Wait for a slot, and begin the turn."""
+        import asyncio  # noqa: PLC0415 - a process that only compiles needs none
+
         loop = asyncio.get_running_loop()
         slot: asyncio.Future[None] = loop.create_future()
         self.enqueue(slot, tenant, weight, cost)
