@@ -7,7 +7,7 @@ import pytest
 
 from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers import conversation, isolation
+from tensorwasm.runtime.workers import isolation
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
@@ -50,8 +50,8 @@ def test_on_a_gpu_with_a_ptxas_beside_it_tenants_share_guarded_workers(monkeypat
 
 @pytest.mark.rule("8-modules")
 def test_a_worker_that_tenants_share_is_sent_the_module_of_each(monkeypatch):
-    sent, send = [], conversation.send_blob
-    monkeypatch.setattr(conversation, "send_blob", lambda number, data: sent.append(data) or send(number, data))
+    sent, send = [], known_targets.send_blob
+    monkeypatch.setattr(known_targets, "send_blob", lambda number, data: sent.append(data) or send(number, data))
     with WorkerExecutor("emulator", options=WorkerOptions(program=PUPPET, patience=Patience(beat_s=0.05))) as executor:
         assert len({ask(executor, tenant) for tenant in ("ann", "bob", "ann", "bob")}) == 1
     assert sent == [b"any"] * 2
