@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tensorwasm.server.http.head import HeadPlan
     from tensorwasm.server.http.routing import Route
     from tensorwasm.service.admission.admission import Admitted
+    from tensorwasm.telemetry.timeline import RequestTimeline
     from tensorwasm.tenancy.principal import Principal
 
 WEBSOCKET: Final = "WS"
@@ -41,6 +42,7 @@ class Exchange:
         limits: headers that say how often it may be asked, once that is known.
         left: whether the client has left.
         error: how it failed; None while it has not.
+        timeline: where its time goes; None for one that is not timed.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Exchange:
         "request_id",
         "route",
         "tenant",
+        "timeline",
         "trace_id",
         "wire",
     )
@@ -87,6 +90,7 @@ class Exchange:
         self.limits: tuple[tuple[str, str], ...] = ()
         self.left = False
         self.error = wire.broken
+        self.timeline: RequestTimeline | None = None
 
     def forget(self) -> None:
         """Hold on to nothing that leads back here: the server keeps a connection for as long as the last of it is held.

@@ -22,7 +22,6 @@ from tensorwasm.errors import (
     GuestTrap,
     HostError,
     InternalError,
-    InvalidRequest,
     KernelRegistryNotConfigured,
     NotReady,
     TensorWasmError,
@@ -32,21 +31,21 @@ from tensorwasm.server.connection.request import WireRequest
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, DisconnectWatcher, Exchange
 from tensorwasm.server.http import bodies
 from tensorwasm.server.http.decoding import decoder
-from tensorwasm.server.http.head import HeadPlan, Origins, admit, plan_head, request_ids
+from tensorwasm.server.http.head import HeadPlan, Origins, admit, deadline_of, plan_head, request_ids
 from tensorwasm.server.http.long_json import LONG_BYTES, decode_long
 from tensorwasm.server.http.replies import inflate, is_gzip
 from tensorwasm.server.http.routing import Answer, HttpRequest, Reply, Route, RouteTable
-from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.repeated import Begun, RepeatedCalls
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
+from tensorwasm.server.timing import RequestTiming, note_admission
 from tensorwasm.service.admission.admission import Admitted, RouteClass
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.opening import Service
 from tensorwasm.telemetry.metrics import UNKNOWN
 from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
-from tensorwasm.values import MIB, NEVER, Deadline
+from tensorwasm.values import MIB, NEVER
 
 REFUSED: Final = frozenset({401, 403, 429})
 """Statuses that are audited on every route."""
@@ -104,14 +103,18 @@ class Pipeline:
         self._unknown = metrics[UNKNOWN]
         self._next_id = request_ids()
         self._decoders = {id(route): decoder(route) for route in self._table.routes}
+        self._timing = RequestTiming(service)
         self._repeated = RepeatedCalls(service, self._next_id, self._go_on)
 
     def begin(self, wire: WireRequest) -> None:
         """Begin with a request."""
         began_ns, plan = time.perf_counter_ns(), wire.head.plan
-        repeats = plan is not None and plan.plain and not (wire.long or wire.broken or self.draining)
+        sampled = self._timing.sampling and self._timing.is_due()
+        repeats = plan is not None and plan.plain and not (sampled or wire.long or wire.broken or self.draining)
         if not repeats or not self._repeated.answer(wire, plan, self._counts[id(plan.route)], began_ns):
-            self.start(Exchange(wire, began_ns))
+            exchange = Exchange(wire, began_ns)
+            with self._timing.begin(exchange, sampled=sampled):
+                self.start(exchange)
 
     def start(self, exchange: Exchange) -> None:
         """Run a request until it must wait; the rest is a task. Every request gets a reply."""
@@ -220,6 +223,8 @@ class Pipeline:
             )
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
+            if exchange.timeline is not None:
+                note_admission(exchange, route)
         if self.draining and route.path not in WHILE_DRAINING:
             raise Draining("the server is shutting down")
         if exchange.body is None:
@@ -251,17 +256,6 @@ class Pipeline:
             if read is not None:
                 read.close()
 
-    def _deadline(self, text: str | None, decoded: object) -> Deadline:
-        """Return the deadline that the header or a decoded body sets, bounded by the settings."""
-        most_s, body = self._settings.max_deadline_s, NEVER
-        if isinstance(decoded, Timed) and decoded.from_arrival:
-            body = decoded.deadline(most_s)
-        if text is None:
-            return body
-        if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 15 or int(text) == 0:
-            raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
-        return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
-
     def _request(self, exchange: Exchange, admitted: Admitted | None, decoded: object, body: bytes) -> HttpRequest:
         """Return a request as its handler receives it."""
         plan = exchange.plan
@@ -277,7 +271,7 @@ class Pipeline:
             body,
             exchange.request_id,
             exchange.trace_id,
-            self._deadline(plan.deadline_ms, decoded) if limited else NEVER,
+            deadline_of(plan.deadline_ms, decoded, self._settings.max_deadline_s) if limited else NEVER,
             exchange.client,
             exchange.gone,
             cast("Admitted", admitted),
@@ -379,6 +373,8 @@ class Pipeline:
             self._unknown.end(status, seconds)
             return
         self._counts[id(route)].end(status, seconds)
+        if exchange.timeline is not None:
+            self._timing.end(exchange, route, status)
         if route.action is not None or status in REFUSED:
             self._write_audit(exchange, route, status, seconds)
 

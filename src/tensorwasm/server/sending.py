@@ -83,6 +83,8 @@ def _give(exchange: Exchange, status: int, headers: list[tuple[str, str]], body:
 def _common(exchange: Exchange, origins: Origins, *, packable: bool = False) -> list[tuple[str, str]]:
     """Return the headers that every answer has; one that may be compressed says that it depends on who asks."""
     common = [("x-request-id", exchange.request_id), ("x-trace-id", exchange.trace_id), *exchange.limits]
+    if exchange.timeline is not None and (timing := exchange.timeline.header()):
+        common.append(("server-timing", timing))
     if origins.origins:
         common.append(("vary", "Accept-Encoding, Origin" if packable else "Origin"))
         common += origins.cors(exchange.headers.get("origin"))

@@ -124,6 +124,14 @@ def size(name: str, text: str) -> int:
     return checked_count(name, int(text), 0)
 
 
+def fraction(_name: str, text: str) -> float:
+    """Parse a number from 0 to 1."""
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError
+    return number
+
+
 def native(_name: str, text: str) -> str:
     """Parse auto, on or off."""
     if text.lower() not in ("auto", "on", "off"):

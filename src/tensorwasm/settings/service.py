@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorwasm.settings import state_dir
-from tensorwasm.settings.parsing import Setting, count, flag, read, seconds, setting, settings_of, size, text
+from tensorwasm.settings.parsing import Setting, count, flag, fraction, read, seconds, setting, settings_of, size, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,18 @@ class ServiceSettings:
         size,
         32,
         "Number of full audit log files that are kept; a line records each removed one. 0 keeps all.",
+    )
+    trace_sample: float = setting(
+        "TENSOR_WASM_API_TRACE_SAMPLE",
+        fraction,
+        0.0,
+        "Part of the requests that are timed without asking for it, from 0 to 1.",
+    )
+    trace_log: str = setting(
+        "TENSOR_WASM_API_TRACE_LOG",
+        text,
+        "",
+        "Where the traces of those requests are written, file:/path, until it has 64 MiB; by default nowhere.",
     )
     snapshot_hmac_key: str = setting(
         "TENSOR_WASM_API_SNAPSHOT_HMAC_KEY",

@@ -25,11 +25,13 @@ from tensorwasm.server.connection.request import RequestHead
 from tensorwasm.server.connection.tls import MAX_SUBJECT
 from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
 from tensorwasm.server.http.routing import PreparedCall, Route, RouteTable
+from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.streaming.websocket import authorization
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.buckets import LimitState
 from tensorwasm.tenancy.principal import MAX_TENANT, Principal
+from tensorwasm.values import NEVER, Deadline
 
 ONCE: Final = frozenset(
     {
@@ -130,6 +132,7 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
     deadline_ms, coding = fields.get("x-tensorwasm-deadline-ms"), fields.get("content-encoding")
     plain = route is not None and "origin" not in fields and not origins.origins and not origins.proxies
     simple = plain and deadline_ms is None and coding is None
+    timed = "x-tensorwasm-timing" in fields
     return HeadPlan(
         error,
         route,
@@ -142,7 +145,7 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
         fields.get("content-type"),
         coding,
         deadline_ms,
-        plain=plain and head.method != "HEAD" and route is not None and not route.openai,
+        plain=plain and not timed and head.method != "HEAD" and route is not None and not route.openai,
         calls={} if simple and route is not None and route.prepare is not None else None,
     )
 
@@ -263,6 +266,18 @@ class Origins:
 
 def _split(text: str) -> list[str]:
     return [each for part in text.split(",") if (each := part.strip())]
+
+
+def deadline_of(text: str | None, decoded: object, most_s: float) -> Deadline:
+    """Return the deadline that the header or a decoded body sets, `most_s` seconds from now at most."""
+    body = NEVER
+    if isinstance(decoded, Timed) and decoded.from_arrival:
+        body = decoded.deadline(most_s)
+    if text is None:
+        return body
+    if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 15 or int(text) == 0:
+        raise InvalidRequest("X-TensorWasm-Deadline-Ms is a number of milliseconds, 1 at least")
+    return Deadline.after(min(int(text) / 1000, most_s)).earlier(body)
 
 
 _DIGITS: Final = len(str(MAX_TENANT))

@@ -25,6 +25,7 @@ from tensorwasm.server.http.routing import HttpRequest, SendChunk, StreamedReply
 from tensorwasm.server.http.schemas import FailureOutput, encode
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.streaming import GuestStream, StreamEnding
+from tensorwasm.telemetry.timeline import current_timeline
 from tensorwasm.tenancy.quotas import QuotaHold
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -133,6 +134,9 @@ class StreamedCall:
                         first = await anext(stream)
             except StopAsyncIteration:
                 require_success(stream.outcome)
+            timeline = current_timeline()
+            if timeline is not None:
+                timeline.begin_output()
             opened = cls(stack.pop_all(), stream, first, request, reference)
             opened._put(opened._outcome("running"))
             return opened
@@ -150,6 +154,9 @@ class StreamedCall:
         except TensorWasmError as error:
             self._record(self._outcome("error", reason_of(error), message_of(error)))
             raise
+        timeline = current_timeline()
+        if timeline is not None:
+            timeline.end_guest(outcome.elapsed_s)
         self._record(self._outcome("done"))
         return outcome
 

@@ -18,6 +18,7 @@ import msgspec
 from tensorwasm.errors import RateLimited, TenantScopeDenied
 from tensorwasm.service.admission.instance_queue import InstanceQueue
 from tensorwasm.service.identity.cache import IdentityCache
+from tensorwasm.telemetry.timeline import waiting
 from tensorwasm.tenancy.authentication import Authenticator
 from tensorwasm.tenancy.buckets import LimitState, RateLimiter, retry_after_s
 from tensorwasm.tenancy.fairness import FairGate, GateStatistics
@@ -72,7 +73,10 @@ class Permit:
     async def hold(self, memory_bytes: int, deadline: Deadline) -> None:
         """Take the instance's quotas, as soon as they are free. Raises as `InstanceQueue.hold`."""
         admitted = self.admitted
-        self.instance = await admitted.instances.hold(admitted.tenant, admitted.policy.quotas, memory_bytes, deadline)
+        with waiting("gate"):
+            self.instance = await admitted.instances.hold(
+                admitted.tenant, admitted.policy.quotas, memory_bytes, deadline
+            )
 
     def release(self, spent_ms: float | None = 0.0) -> None:
         """Release everything; the turn cost `spent_ms`, 0 if the guest did not begin, or the expected cost for None."""
@@ -104,7 +108,8 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
 
     async def permit(self, gate: FairGate, deadline: Deadline, cost: float = EXPECTED_MS) -> Permit:
         """Wait for a turn; raise RateLimited if too many of the tenant's calls wait, InvokeTimeout at the deadline."""
-        await gate.turn(self.tenant, self.policy.weight, cost, deadline).__aenter__()  # ended by Permit.release
+        with waiting("gate"):
+            await gate.turn(self.tenant, self.policy.weight, cost, deadline).__aenter__()  # ended by Permit.release
         return Permit(self, gate, cost)
 
     def check_budget(self) -> None:

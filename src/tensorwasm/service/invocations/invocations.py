@@ -29,6 +29,7 @@ from tensorwasm.service.invocations.request import MAX_ARGS, InvocationRequest, 
 from tensorwasm.service.invocations.streaming import CapturedOutput, Channel, GuestStream
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.usage import UsageMeter
+from tensorwasm.telemetry.timeline import waiting
 from tensorwasm.tenancy.fairness import GateStatistics
 from tensorwasm.tenancy.quotas import HELD_NAMES
 
@@ -108,7 +109,8 @@ class Invocations:
         """Return the loaded function of a reference, as `Functions.resolve` does; tenants share a gate fairly."""
         permit = await admitted.permit(self.admission.gates["invoke"], deadline)
         try:
-            return await self._functions.resolve(admitted.tenant, reference, deadline)
+            with waiting("load"):
+                return await self._functions.resolve(admitted.tenant, reference, deadline)
         finally:
             permit.release(None)
 

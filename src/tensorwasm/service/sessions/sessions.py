@@ -38,6 +38,7 @@ from tensorwasm.service.sessions.instances import GuestThreads, InstanceFactory,
 from tensorwasm.service.sessions.memory import Activation, Hold, InstanceMemory, Resolver, RunningGuests
 from tensorwasm.service.sessions.persistence import Leases, SessionPersistence, Sharing
 from tensorwasm.service.usage import UsageMeter
+from tensorwasm.telemetry.timeline import waiting
 from tensorwasm.values import NEVER, Deadline
 
 _CALL_THREADS: Final = 32
@@ -290,7 +291,8 @@ class Sessions:
 
     async def _call(self, call: SessionCall, operation: SessionOperation) -> Invocation:
         entry = operation.entry
-        await self._activation.ensure_loaded(entry, operation.deadline)
+        with waiting("sandbox"):
+            await self._activation.ensure_loaded(entry, operation.deadline)
         if not entry.dirty:  # before the guest runs the row says that there will be changes to save
             await self._persistence.write(entry, replace(entry.require_record(), status="live"))
         if operation.abandoned:

@@ -1,0 +1,164 @@
+"""`RequestTimeline`: where the time of one request goes, for requests that are timed.
+
+The spans of a request do not overlap, and lie between its arrival and its reply:
+
+- ``queue``: from its arrival until it was admitted;
+- ``gate``: it waited for a turn or for memory;
+- ``load``: its function was loaded;
+- ``sandbox``: a session was brought into memory;
+- ``guest``: a sandbox was made and its guest ran, kernels that it waited for included;
+- ``dispatch``: its body was decoded, and it was on its way to the thread or process of its guest, and back;
+- ``first``: in place of these two for a stream that has begun: until its guest's first output;
+- ``answer``: from the guest's end until the reply was written.
+
+A guest tells how long it ran, not when: its span ends with its outcome's arrival here, so the way back counts in front.
+
+A request's timeline is found by what runs in its context (`contextvars`), and takes nothing once it is closed: a task
+that outlives the request adds nothing to it.
+
+Source: W3C Server Timing, "The Server-Timing Header Field": ``name;dur=MILLISECONDS``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Literal, NamedTuple
+
+Waiting = Literal["gate", "load", "sandbox"]
+
+MOST_WAITS: Final = 16
+"""Spans of waiting that one request may have; further ones count as ``dispatch``."""
+
+
+class Span(NamedTuple):
+    """A part of a request's time, from its arrival on."""
+
+    name: str
+    start_ns: int
+    length_ns: int
+
+
+class RequestTimeline:
+    """The times of one request. For one event loop.
+
+    Attributes:
+        sampled: it is traced because of its turn, not because its client asked.
+    """
+
+    __slots__ = ("_admitted_ns", "_began_ns", "_closed", "_first_ns", "_guest", "_now_ns", "_waits", "sampled")
+
+    def __init__(
+        self, began_ns: int, *, sampled: bool = False, now_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.sampled = sampled
+        self._began_ns, self._now_ns = began_ns, now_ns
+        self._admitted_ns: int | None = None
+        self._first_ns: int | None = None
+        self._guest: tuple[int, int] | None = None  # when its outcome came, and how long it ran
+        self._waits: list[tuple[str, int, int]] = []
+        self._closed = False
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Be the timeline of what runs in the block, and of tasks that it makes."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def admit(self) -> None:
+        """Note that the request was admitted."""
+        self._admitted_ns = self._now_ns()
+
+    def end_guest(self, elapsed_s: float) -> None:
+        """Note a guest's outcome; the last of several counts."""
+        if not self._closed:
+            self._guest = self._now_ns(), max(0, int(elapsed_s * 1e9))
+
+    def begin_output(self) -> None:
+        """Note that a stream has begun."""
+        if not self._closed:
+            self._first_ns = self._now_ns()
+
+    @contextmanager
+    def waiting(self, name: Waiting) -> Iterator[None]:
+        """Measure a block in which the request waits."""
+        start_ns = self._now_ns()
+        try:
+            yield
+        finally:
+            if not self._closed and len(self._waits) < MOST_WAITS:
+                self._waits.append((name, start_ns, self._now_ns()))
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._closed = True
+
+    def spans(self) -> tuple[list[Span], int]:
+        """Return the spans until now, by their start, and the nanoseconds since the request's arrival."""
+        now_ns, admitted_ns = self._now_ns(), self._admitted_ns
+        found: list[Span] = []
+        if admitted_ns is None:
+            return found, now_ns - self._began_ns
+        at_ns = self._began_ns
+
+        def until(name: str, end_ns: int) -> None:
+            nonlocal at_ns
+            if end_ns > at_ns:
+                found.append(Span(name, at_ns - self._began_ns, end_ns - at_ns))
+                at_ns = end_ns
+
+        until("queue", admitted_ns)
+        called_ns = self._guest[0] if self._guest is not None else self._first_ns
+        between = "dispatch" if self._guest is not None else "first"
+        last_ns = now_ns if called_ns is None else called_ns
+        for name, start_ns, end_ns in self._waits:
+            if called_ns is not None:  # else it is not known what came between
+                until(between, min(start_ns, last_ns))
+            at_ns = max(at_ns, min(start_ns, last_ns))
+            until(name, min(end_ns, last_ns))
+        if called_ns is not None:
+            if self._guest is not None:
+                until("dispatch", called_ns - self._guest[1])
+                until("guest", called_ns)
+            until("first", called_ns)
+            until("answer", now_ns)
+        return found, now_ns - self._began_ns
+
+    def header(self) -> str:
+        """Return the value of ``Server-Timing``; empty before the request was admitted."""
+        if self._admitted_ns is None:
+            return ""
+        found, total_ns = self.spans()
+        lengths: dict[str, int] = {}
+        for name, _, length_ns in found:
+            lengths[name] = lengths.get(name, 0) + length_ns
+        return ", ".join(f"{name};dur={_ms(length_ns)}" for name, length_ns in (*lengths.items(), ("total", total_ns)))
+
+
+_CURRENT: Final[ContextVar[RequestTimeline | None]] = ContextVar("tensorwasm_timeline", default=None)
+
+
+def current_timeline() -> RequestTimeline | None:
+    """Return the timeline of the request that is being answered; None for one that is not timed."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def waiting(name: Waiting) -> Iterator[None]:
+    """Measure a block in which the request waits, if it is timed. For what takes longer than that costs."""
+    timeline = _CURRENT.get()
+    if timeline is None:
+        yield
+        return
+    with timeline.waiting(name):
+        yield
+
+
+def _ms(length_ns: int) -> str:
+    """Return milliseconds with three decimals, cut off: parts never add up to more than the whole."""
+    return f"{length_ns // 1_000_000}.{length_ns // 1000 % 1000:03}"

@@ -1,0 +1,180 @@
+"""Requests that are timed: the header ``Server-Timing``, and traces of sampled requests."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from wasmtime import wat2wasm
+
+from fakes.applications import ALPHA, BETA, bearer
+from fakes.wire import FakeWire, ask
+from tensorwasm.runtime.invoke.inline import slice_budget
+
+GUEST = bytes(
+    wat2wasm("""(module (import "tensorwasm:host/streaming" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (memory (export "memory") 1) (data (i32.const 0) "chunk")
+  (func (export "add") (param i32 i32) (result i32) local.get 0 local.get 1 i32.add)
+  (func (export "emit") (drop (call $emit (i32.const 0) (i32.const 5))))
+  (func (export "trap") unreachable))""")
+)
+PURE = bytes(
+    wat2wasm("""(module (func (export "add") (param i32 i32) (result i32) local.get 0 local.get 1 i32.add)
+  (func (export "long") (local i32) (loop (br_if 0 (i32.lt_u
+    (local.tee 0 (i32.add (local.get 0) (i32.const 1))) (i32.const 100000000))))))""")
+)
+ADD = {"export": "add", "args": [2, 3]}
+ASKS = {"X-TensorWasm-Timing": "1"}
+
+
+async def deploy(pipeline, token=ALPHA, module=PURE):
+    headers = bearer(token) | {"content-type": "application/wasm"}
+    return (await ask(pipeline, "POST", "/functions", query="name=guest", headers=headers, body=module)).json()["id"]
+
+
+async def send(pipeline, path, body, more=None, token=ALPHA, heads=None):
+    """Make a request, as a connection does that knows the heads which came before."""
+    headers = bearer(token) | {"content-type": "application/json"} | (more or {})
+    headers = {"host": "localhost"} | {name.lower(): value for name, value in headers.items()}
+    wire = FakeWire("POST", path, headers=headers, body=json.dumps(body).encode())
+    if heads is not None:
+        wire.head = heads.setdefault((path, json.dumps(headers)), wire.head)
+    slice_budget()._free_ns = 0  # a machine that is busy would send calls elsewhere
+    pipeline.begin(wire)
+    await asyncio.wait_for(wire.answered.wait(), 30)
+    return wire
+
+
+def read(wire):
+    """Return the milliseconds by name, having checked that they add up."""
+    found = {}
+    for entry in wire.headers["server-timing"].split(", "):
+        name, ms = re.fullmatch(r"([a-z]+);dur=(\d+\.\d{3})", entry).groups()
+        assert name not in found
+        found[name] = float(ms)
+    assert sum(ms for name, ms in found.items() if name != "total") <= found["total"] + 1e-9
+    return found
+
+
+async def test_a_call_at_once(served):
+    async with served() as (_, pipeline):
+        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+        for _ in range(3):
+            wire = await send(pipeline, path, ADD, ASKS, heads=heads)
+            assert wire.status == 200
+            assert set(read(wire)) >= {"queue", "guest", "answer", "total"}
+
+
+async def test_a_call_on_the_reactor(served):
+    async with served() as (_, pipeline):
+        path = f"/functions/{await deploy(pipeline)}/invoke"
+        found = read(await send(pipeline, path, {"export": "long", "args": []}, ASKS))
+    assert found["guest"] > found["queue"]
+
+
+async def test_replies_are_the_same_otherwise_and_untimed_ones_say_nothing(served):
+    async with served() as (_, pipeline):
+        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+        for more in ({}, {"X-TensorWasm-Timing": "0"}, ASKS, {}):
+            wires = [await send(pipeline, path, ADD, more, heads=heads) for _ in range(3)]
+            assert all(("server-timing" in wire.headers) == (more is ASKS) for wire in wires)
+            assert len({wire.body for wire in wires}) == 1
+
+
+async def test_a_failure_and_a_refusal(served):
+    async with served() as (_, pipeline):
+        function = await deploy(pipeline, module=GUEST)
+        trap = await send(pipeline, f"/functions/{function}/invoke", {"export": "trap"}, ASKS)
+        assert trap.status >= 400
+        assert set(read(trap)) >= {"queue", "total"}
+        unknown = await send(pipeline, f"/functions/{function}/invoke", ADD, ASKS, token="x" * 22)
+        assert unknown.status == 401
+        assert "server-timing" not in unknown.headers
+
+
+async def test_only_calls_are_timed(served):
+    async with served(TENSOR_WASM_API_TRACE_SAMPLE="1") as (_, pipeline):
+        made = await send(pipeline, "/sessions", {"function": await deploy(pipeline)}, ASKS)
+        assert made.status == 201
+        assert "server-timing" not in made.headers
+
+
+async def test_a_stream_and_a_session(served):
+    async with served() as (_, pipeline):
+        function = await deploy(pipeline, module=GUEST)
+        stream = await send(pipeline, f"/functions/{function}/invoke-stream", {"export": "emit"}, ASKS)
+        assert set(read(stream)) >= {"queue", "first", "total"}
+        session = (await send(pipeline, "/sessions", {"function": function})).json()["id"]
+        called = await send(pipeline, f"/sessions/{session}/invoke", ADD, ASKS)
+        assert called.json()["result"] == [5]
+        assert set(read(called)) >= {"queue", "sandbox", "dispatch", "guest", "answer", "total"}
+
+
+async def test_a_call_that_waits_for_its_turn(served):
+    async with served() as (service, pipeline):
+        path = f"/functions/{await deploy(pipeline)}/invoke"
+        gate = service.admission.guests["cpu"]
+        held = []
+        while gate.try_enter(7, 1, 1.0):
+            held.append(7)
+        asking = asyncio.create_task(send(pipeline, path, ADD, ASKS))
+        while not gate.statistics().waiting:
+            await asyncio.sleep(0)
+        for tenant in held:
+            gate.leave(tenant, 1.0, 1.0)
+        assert read(await asking)["gate"] > 0
+
+
+async def test_every_other_request_is_sampled(served, tmp_path):
+    log = tmp_path / "traces"
+    settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.5", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
+    async with served(**settings) as (_, pipeline):
+        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+        wires = [await send(pipeline, path, ADD, heads=heads) for _ in range(10)]
+        timed = [wire for wire in wires if "server-timing" in wire.headers]
+        assert len(timed) == 5
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [each["request_id"] for each in lines] == [wire.headers["x-request-id"] for wire in timed]
+    for each in lines:
+        assert (each["route"], each["status"], each["tenant_id"]) == ("POST /functions/{id}/invoke", 200, 7)
+        assert each["trace_id"] == timed[0].headers["x-trace-id"]
+        ends = [0.0, *(start + length for _, start, length in each["spans"])]
+        assert all(
+            start >= end - 1e-6 for end, (_, start, _) in zip(ends[:-1], each["spans"], strict=True)
+        )
+        assert ends[-1] <= each["total_us"] + 1e-6
+
+
+async def test_those_who_ask_write_no_trace(served, tmp_path):
+    log = tmp_path / "traces"
+    settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.001", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
+    async with served(**settings) as (_, pipeline):
+        path = f"/functions/{await deploy(pipeline)}/invoke"
+        for _ in range(20):
+            read(await send(pipeline, path, ADD, ASKS))
+    assert not log.exists()
+
+
+async def test_tenants_see_their_own_times_alone(served):
+    """A tenant's long guest, which runs meanwhile, is in no span of another one's call."""
+    async with served() as (_, pipeline):
+        slow = f"/functions/{await deploy(pipeline, BETA)}/invoke"
+        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+        await send(pipeline, path, ADD, ASKS, heads=heads)
+        asking = asyncio.create_task(send(pipeline, slow, {"export": "long"}, ASKS, token=BETA))
+        while not pipeline.tasks:
+            await asyncio.sleep(0)
+        found = [read(await send(pipeline, path, ADD, ASKS, heads=heads)) for _ in range(3)]
+        long = read(await asking)
+    assert all(each["guest"] < long["guest"] for each in found)
+    assert all(set(each) <= {"queue", "gate", "dispatch", "guest", "answer", "total"} for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TRACE_SAMPLE", "2"), ("TRACE_SAMPLE", "-0.1"), ("TRACE_SAMPLE", "nan"), ("TRACE_SAMPLE", "some")],
+)
+async def test_settings_are_checked(served, name, value):
+    with pytest.raises(Exception, match=f"TENSOR_WASM_API_{name}"):
+        async with served(**{f"TENSOR_WASM_API_{name}": value}):
+            pass
