@@ -22,6 +22,7 @@ from tensorwasm.bench.service.http import measure_http
 from tensorwasm.bench.service.neighbours import measure_neighbours
 from tensorwasm.bench.service.pauses import measure_pauses
 from tensorwasm.bench.service.soak import measure_soak
+from tensorwasm.bench.service.where import measure_where
 from tensorwasm.bench.startup import measure_deploy, measure_start
 
 BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
@@ -41,6 +42,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "tenants": measure_tenants,
     "shares": measure_shares,
     "waiting": measure_waiting,
+    "where": measure_where,
 }
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tensorwasm.errors import InvalidArgs
 
@@ -91,10 +91,30 @@ class Report:
 
     def to_text(self) -> str:
         """Return the report as an aligned table."""
-        rows = [("figure", "value", "spread", "n", "peer", "ratio", "bar", "met"), *map(_cells, self.figures)]
+        return self._table(
+            [("figure", "value", "spread", "n", "peer", "ratio", "bar", "met"), *map(_cells, self.figures)]
+        )
+
+    def _table(self, rows: Sequence[Sequence[str]]) -> str:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join((f"{self.benchmark} on {self.device or 'this machine'}", "", *lines)) + "\n"
+
+    @property
+    def bars(self) -> int:
+        """Number of bars that `draw` draws."""
+        return sum(1 for figure in self.figures if figure.bar)
+
+    def draw(self, axes: Any) -> None:
+        """Draw how far each figure is from its bar: 1 is the bar, shorter is better."""
+        rows = [figure for figure in self.figures if figure.bar]
+        used = []
+        for row in rows:
+            share = (row.result or 0.0) / (row.bar or 1.0)
+            used.append(share if row.sense == "at most" else 1 / share if share else 0.0)
+        axes.barh([row.name for row in rows], used, color=["#2a7f62" if row.met else "#b3392f" for row in rows])
+        axes.axvline(1.0, color="black", linewidth=1)
+        axes.set_xlabel("share of the bar used (1 = the bar)")
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
@@ -199,26 +219,16 @@ def versions() -> dict[str, str]:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Draw how far each figure is from its bar: 1 is the bar, shorter is better.
-
-    InvalidArgs if matplotlib is not installed, or cannot write files with this suffix.
-    """
+    """Draw a report; InvalidArgs if matplotlib is not installed, or cannot write files with this suffix."""
     try:
         from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - takes a second, and only a plot needs it
     except ImportError:
         raise InvalidArgs("--plot needs matplotlib: pip install matplotlib") from None
-    rows = [figure for figure in report.figures if figure.bar]
-    used = []
-    for row in rows:
-        share = (row.result or 0.0) / (row.bar or 1.0)
-        used.append(share if row.sense == "at most" else 1 / share if share else 0.0)
-    canvas = Canvas(figsize=(8, 1 + 0.5 * len(rows)), layout="constrained")
+    canvas = Canvas(figsize=(8, 1 + 0.5 * report.bars), layout="constrained")
     axes = canvas.subplots()
-    axes.barh([row.name for row in rows], used, color=["#2a7f62" if row.met else "#b3392f" for row in rows])
-    axes.axvline(1.0, color="black", linewidth=1)
+    report.draw(axes)
     axes.invert_yaxis()
-    axes.set_xlabel("share of the bar used (1 = the bar)")
-    axes.set_title(f"{report.benchmark} on {report.device}", loc="left")
+    axes.set_title(f"{report.benchmark} on {report.device or 'this machine'}", loc="left")
     try:
         canvas.savefig(path)
     except ValueError as error:

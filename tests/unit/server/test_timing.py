@@ -56,125 +56,157 @@ def read(wire):
     return found
 
 
-async def test_a_call_at_once(served):
-    async with served() as (_, pipeline):
-        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
-        for _ in range(3):
-            wire = await send(pipeline, path, ADD, ASKS, heads=heads)
-            assert wire.status == 200
-            assert set(read(wire)) >= {"queue", "guest", "answer", "total"}
+def test_a_call_at_once(served):
+    async def test():
+        async with served() as (_, pipeline):
+            path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+            for _ in range(3):
+                wire = await send(pipeline, path, ADD, ASKS, heads=heads)
+                assert wire.status == 200
+                assert set(read(wire)) >= {"queue", "guest", "answer", "total"}
+
+    asyncio.run(test())
 
 
-async def test_a_call_on_the_reactor(served):
-    async with served() as (_, pipeline):
-        path = f"/functions/{await deploy(pipeline)}/invoke"
-        found = read(await send(pipeline, path, {"export": "long", "args": []}, ASKS))
-    assert found["guest"] > found["queue"]
+def test_a_call_on_the_reactor(served):
+    async def test():
+        async with served() as (_, pipeline):
+            path = f"/functions/{await deploy(pipeline)}/invoke"
+            found = read(await send(pipeline, path, {"export": "long", "args": []}, ASKS))
+        assert found["guest"] > found["queue"]
+
+    asyncio.run(test())
 
 
-async def test_replies_are_the_same_otherwise_and_untimed_ones_say_nothing(served):
-    async with served() as (_, pipeline):
-        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
-        for more in ({}, {"X-TensorWasm-Timing": "0"}, ASKS, {}):
-            wires = [await send(pipeline, path, ADD, more, heads=heads) for _ in range(3)]
-            assert all(("server-timing" in wire.headers) == (more is ASKS) for wire in wires)
-            assert len({wire.body for wire in wires}) == 1
+def test_replies_are_the_same_otherwise_and_untimed_ones_say_nothing(served):
+    async def test():
+        async with served() as (_, pipeline):
+            path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+            for more in ({}, {"X-TensorWasm-Timing": "0"}, ASKS, {}):
+                wires = [await send(pipeline, path, ADD, more, heads=heads) for _ in range(3)]
+                assert all(("server-timing" in wire.headers) == (more is ASKS) for wire in wires)
+                assert len({wire.body for wire in wires}) == 1
+
+    asyncio.run(test())
 
 
-async def test_a_failure_and_a_refusal(served):
-    async with served() as (_, pipeline):
-        function = await deploy(pipeline, module=GUEST)
-        trap = await send(pipeline, f"/functions/{function}/invoke", {"export": "trap"}, ASKS)
-        assert trap.status >= 400
-        assert set(read(trap)) >= {"queue", "total"}
-        unknown = await send(pipeline, f"/functions/{function}/invoke", ADD, ASKS, token="x" * 22)
-        assert unknown.status == 401
-        assert "server-timing" not in unknown.headers
+def test_a_failure_and_a_refusal(served):
+    async def test():
+        async with served() as (_, pipeline):
+            function = await deploy(pipeline, module=GUEST)
+            trap = await send(pipeline, f"/functions/{function}/invoke", {"export": "trap"}, ASKS)
+            assert trap.status >= 400
+            assert set(read(trap)) >= {"queue", "total"}
+            unknown = await send(pipeline, f"/functions/{function}/invoke", ADD, ASKS, token="x" * 22)
+            assert unknown.status == 401
+            assert "server-timing" not in unknown.headers
+
+    asyncio.run(test())
 
 
-async def test_only_calls_are_timed(served):
-    async with served(TENSOR_WASM_API_TRACE_SAMPLE="1") as (_, pipeline):
-        made = await send(pipeline, "/sessions", {"function": await deploy(pipeline)}, ASKS)
-        assert made.status == 201
-        assert "server-timing" not in made.headers
+def test_only_calls_are_timed(served):
+    async def test():
+        async with served(TENSOR_WASM_API_TRACE_SAMPLE="1") as (_, pipeline):
+            made = await send(pipeline, "/sessions", {"function": await deploy(pipeline)}, ASKS)
+            assert made.status == 201
+            assert "server-timing" not in made.headers
+
+    asyncio.run(test())
 
 
-async def test_a_stream_and_a_session(served):
-    async with served() as (_, pipeline):
-        function = await deploy(pipeline, module=GUEST)
-        stream = await send(pipeline, f"/functions/{function}/invoke-stream", {"export": "emit"}, ASKS)
-        assert set(read(stream)) >= {"queue", "first", "total"}
-        session = (await send(pipeline, "/sessions", {"function": function})).json()["id"]
-        called = await send(pipeline, f"/sessions/{session}/invoke", ADD, ASKS)
-        assert called.json()["result"] == [5]
-        assert set(read(called)) >= {"queue", "sandbox", "dispatch", "guest", "answer", "total"}
+def test_a_stream_and_a_session(served):
+    async def test():
+        async with served() as (_, pipeline):
+            function = await deploy(pipeline, module=GUEST)
+            stream = await send(pipeline, f"/functions/{function}/invoke-stream", {"export": "emit"}, ASKS)
+            assert set(read(stream)) >= {"queue", "first", "total"}
+            session = (await send(pipeline, "/sessions", {"function": function})).json()["id"]
+            called = await send(pipeline, f"/sessions/{session}/invoke", ADD, ASKS)
+            assert called.json()["result"] == [5]
+            assert set(read(called)) >= {"queue", "sandbox", "dispatch", "guest", "answer", "total"}
+
+    asyncio.run(test())
 
 
-async def test_a_call_that_waits_for_its_turn(served):
-    async with served() as (service, pipeline):
-        path = f"/functions/{await deploy(pipeline)}/invoke"
-        gate = service.admission.guests["cpu"]
-        held = []
-        while gate.try_enter(7, 1, 1.0):
-            held.append(7)
-        asking = asyncio.create_task(send(pipeline, path, ADD, ASKS))
-        while not gate.statistics().waiting:
-            await asyncio.sleep(0)
-        for tenant in held:
-            gate.leave(tenant, 1.0, 1.0)
-        assert read(await asking)["gate"] > 0
+def test_a_call_that_waits_for_its_turn(served):
+    async def test():
+        async with served() as (service, pipeline):
+            path = f"/functions/{await deploy(pipeline)}/invoke"
+            gate = service.admission.guests["cpu"]
+            held = []
+            while gate.try_enter(7, 1, 1.0):
+                held.append(7)
+            asking = asyncio.create_task(send(pipeline, path, ADD, ASKS))
+            while not gate.statistics().waiting:
+                await asyncio.sleep(0)
+            for tenant in held:
+                gate.leave(tenant, 1.0, 1.0)
+            assert read(await asking)["gate"] > 0
+
+    asyncio.run(test())
 
 
-async def test_every_other_request_is_sampled(served, tmp_path):
-    log = tmp_path / "traces"
-    settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.5", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
-    async with served(**settings) as (_, pipeline):
-        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
-        wires = [await send(pipeline, path, ADD, heads=heads) for _ in range(10)]
-        timed = [wire for wire in wires if "server-timing" in wire.headers]
-        assert len(timed) == 5
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [each["request_id"] for each in lines] == [wire.headers["x-request-id"] for wire in timed]
-    for each in lines:
-        assert (each["route"], each["status"], each["tenant_id"]) == ("POST /functions/{id}/invoke", 200, 7)
-        assert each["trace_id"] == timed[0].headers["x-trace-id"]
-        ends = [0.0, *(start + length for _, start, length in each["spans"])]
-        assert all(
-            start >= end - 1e-6 for end, (_, start, _) in zip(ends[:-1], each["spans"], strict=True)
-        )
-        assert ends[-1] <= each["total_us"] + 1e-6
+def test_every_other_request_is_sampled(served, tmp_path):
+    async def test():
+        log = tmp_path / "traces"
+        settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.5", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
+        async with served(**settings) as (_, pipeline):
+            path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+            wires = [await send(pipeline, path, ADD, heads=heads) for _ in range(10)]
+            timed = [wire for wire in wires if "server-timing" in wire.headers]
+            assert len(timed) == 5
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [each["request_id"] for each in lines] == [wire.headers["x-request-id"] for wire in timed]
+        for each in lines:
+            assert (each["route"], each["status"], each["tenant_id"]) == ("POST /functions/{id}/invoke", 200, 7)
+            assert each["trace_id"] == timed[0].headers["x-trace-id"]
+            ends = [0.0, *(start + length for _, start, length in each["spans"])]
+            assert all(start >= end - 1e-6 for end, (_, start, _) in zip(ends[:-1], each["spans"], strict=True))
+            assert ends[-1] <= each["total_us"] + 1e-6
+
+    asyncio.run(test())
 
 
-async def test_those_who_ask_write_no_trace(served, tmp_path):
-    log = tmp_path / "traces"
-    settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.001", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
-    async with served(**settings) as (_, pipeline):
-        path = f"/functions/{await deploy(pipeline)}/invoke"
-        for _ in range(20):
-            read(await send(pipeline, path, ADD, ASKS))
-    assert not log.exists()
+def test_those_who_ask_write_no_trace(served, tmp_path):
+    async def test():
+        log = tmp_path / "traces"
+        settings = {"TENSOR_WASM_API_TRACE_SAMPLE": "0.001", "TENSOR_WASM_API_TRACE_LOG": f"file:{log}"}
+        async with served(**settings) as (_, pipeline):
+            path = f"/functions/{await deploy(pipeline)}/invoke"
+            for _ in range(20):
+                read(await send(pipeline, path, ADD, ASKS))
+        assert not log.exists()
+
+    asyncio.run(test())
 
 
-async def test_tenants_see_their_own_times_alone(served):
+def test_tenants_see_their_own_times_alone(served):
     """A tenant's long guest, which runs meanwhile, is in no span of another one's call."""
-    async with served() as (_, pipeline):
-        slow = f"/functions/{await deploy(pipeline, BETA)}/invoke"
-        path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
-        await send(pipeline, path, ADD, ASKS, heads=heads)
-        asking = asyncio.create_task(send(pipeline, slow, {"export": "long"}, ASKS, token=BETA))
-        while not pipeline.tasks:
-            await asyncio.sleep(0)
-        found = [read(await send(pipeline, path, ADD, ASKS, heads=heads)) for _ in range(3)]
-        long = read(await asking)
-    assert all(each["guest"] < long["guest"] for each in found)
-    assert all(set(each) <= {"queue", "gate", "dispatch", "guest", "answer", "total"} for each in found)
+
+    async def test():
+        async with served() as (_, pipeline):
+            slow = f"/functions/{await deploy(pipeline, BETA)}/invoke"
+            path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
+            await send(pipeline, path, ADD, ASKS, heads=heads)
+            asking = asyncio.create_task(send(pipeline, slow, {"export": "long"}, ASKS, token=BETA))
+            while not pipeline.tasks:
+                await asyncio.sleep(0)
+            found = [read(await send(pipeline, path, ADD, ASKS, heads=heads)) for _ in range(3)]
+            long = read(await asking)
+        assert all(each["guest"] < long["guest"] for each in found)
+        assert all(set(each) <= {"queue", "gate", "dispatch", "guest", "answer", "total"} for each in found)
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("TRACE_SAMPLE", "2"), ("TRACE_SAMPLE", "-0.1"), ("TRACE_SAMPLE", "nan"), ("TRACE_SAMPLE", "some")],
 )
-async def test_settings_are_checked(served, name, value):
-    with pytest.raises(Exception, match=f"TENSOR_WASM_API_{name}"):
-        async with served(**{f"TENSOR_WASM_API_{name}": value}):
-            pass
+def test_settings_are_checked(served, name, value):
+    async def test():
+        with pytest.raises(Exception, match=f"TENSOR_WASM_API_{name}"):
+            async with served(**{f"TENSOR_WASM_API_{name}": value}):
+                pass
+
+    asyncio.run(test())

@@ -140,7 +140,7 @@ def bench(
         str,
         typer.Argument(
             help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, pauses, quota, sandbox, "
-            "shares, soak, start, tenants or waiting."
+            "shares, soak, start, tenants, waiting or where."
         ),
     ],
     *,
