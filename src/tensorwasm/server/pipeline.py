@@ -223,8 +223,7 @@ class Pipeline:
             )
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
-            if exchange.timeline is not None:
-                note_admission(exchange, route)
+            note_admission(exchange, route)
         if self.draining and route.path not in WHILE_DRAINING:
             raise Draining("the server is shutting down")
         if exchange.body is None:

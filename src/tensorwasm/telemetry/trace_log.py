@@ -94,7 +94,7 @@ class TraceLog:
     def _write(self, lines: bytes) -> bool:
         """Append lines in one write; return False if the file is full."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(self._path, flags, 0o600), "ab", buffering=0) as file:
+        with os.fdopen(os.open(self._path, flags, 0o600), "ab", buffering=0) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise OSError("it is not a plain file")

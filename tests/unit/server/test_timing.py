@@ -12,7 +12,7 @@ from fakes.wire import FakeWire, ask
 from tensorwasm.runtime.invoke.inline import slice_budget
 
 GUEST = bytes(
-    wat2wasm("""(module (import "tensorwasm:host/streaming" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+    wat2wasm("""(module (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
   (memory (export "memory") 1) (data (i32.const 0) "chunk")
   (func (export "add") (param i32 i32) (result i32) local.get 0 local.get 1 i32.add)
   (func (export "emit") (drop (call $emit (i32.const 0) (i32.const 5))))
@@ -43,6 +43,15 @@ async def send(pipeline, path, body, more=None, token=ALPHA, heads=None):
     pipeline.begin(wire)
     await asyncio.wait_for(wire.answered.wait(), 30)
     return wire
+
+
+async def until(holds):
+    """Wait until a condition holds."""
+    for _ in range(10_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
 
 
 def read(wire):
@@ -137,8 +146,7 @@ def test_a_call_that_waits_for_its_turn(served):
             while gate.try_enter(7, 1, 1.0):
                 held.append(7)
             asking = asyncio.create_task(send(pipeline, path, ADD, ASKS))
-            while not gate.statistics().waiting:
-                await asyncio.sleep(0)
+            await until(lambda: gate.statistics().waiting)
             for tenant in held:
                 gate.leave(tenant, 1.0, 1.0)
             assert read(await asking)["gate"] > 0
@@ -189,8 +197,7 @@ def test_tenants_see_their_own_times_alone(served):
             path, heads = f"/functions/{await deploy(pipeline)}/invoke", {}
             await send(pipeline, path, ADD, ASKS, heads=heads)
             asking = asyncio.create_task(send(pipeline, slow, {"export": "long"}, ASKS, token=BETA))
-            while not pipeline.tasks:
-                await asyncio.sleep(0)
+            await until(lambda: pipeline.tasks)
             found = [read(await send(pipeline, path, ADD, ASKS, heads=heads)) for _ in range(3)]
             long = read(await asking)
         assert all(each["guest"] < long["guest"] for each in found)

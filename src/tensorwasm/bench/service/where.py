@@ -31,7 +31,7 @@ _COLOURS: Final = ("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f", "#e5c4
 _LIMITS: Final = {"qps": 1_000_000, "burst": 100_000}  # never reached
 _WARM: Final = 30
 _TIMEOUT_S: Final = 60.0
-_STAMP_US: Final = 2000
+_STAMP_US: Final = 1000
 """How long a guest runs on that the event loop does not run itself."""
 
 
@@ -72,15 +72,21 @@ class TimesReport(Report):
         return len(self.times)
 
     def draw(self, axes: Any) -> None:
-        """Draw the mean of each span, one behind the other."""
-        ends = dict.fromkeys(self.times, 0.0)
+        """Draw the share of each span in a kind's time, by their medians, one behind the other."""
+        parts = {
+            kind: {span: summarise(times[span])[0] for span in (*SPANS, OUTSIDE) if span in times}
+            for kind, times in self.times.items()
+        }
+        whole = {kind: sum(medians.values()) for kind, medians in parts.items()}
+        names = [f"{kind}: {whole[kind]:.0f} µs" for kind in parts]
+        ends = [0.0] * len(names)
         for span, colour in zip((*SPANS, OUTSIDE), _COLOURS, strict=True):
-            means = {kind: sum(times.get(span, ())) / len(times[TOTAL]) for kind, times in self.times.items()}
-            if any(means.values()):
-                axes.barh(list(means), list(means.values()), left=list(ends.values()), color=colour, label=span)
-            ends = {kind: end_us + means[kind] for kind, end_us in ends.items()}
-        axes.set_xlabel("µs of a request (mean)")
-        axes.legend(fontsize="small", ncols=2)
+            shares = [100 * medians.get(span, 0.0) / whole[kind] for kind, medians in parts.items()]
+            if any(shares):
+                axes.barh(names, shares, left=ends, color=colour, label=span)
+            ends = [end + share for end, share in zip(ends, shares, strict=True)]
+        axes.set_xlabel("% of the time from the request to its answer's head (medians)")
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     def _spans(self) -> list[str]:
         found = {span for times in self.times.values() for span in times}
