@@ -15,7 +15,7 @@ BOUNDS = {
     "invoke pure": (25, 10),
     "invoke imports": (35, 60),
     "invoke cuda": (36, 84),
-    "deploy": (44, 160),
+    "deploy": (45, 160),
     "launch": (16, 14),
 }
 """Most files of each path, and most returns to a file that was left."""

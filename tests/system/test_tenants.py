@@ -8,6 +8,7 @@ import pytest
 from tensorwasm.gpu.cuda.assembler import Assembler
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import isolation
+from tensorwasm.runtime.workers.conversation import known_targets
 from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
