@@ -18,6 +18,9 @@ from tensorwasm.telemetry.trace_log import Trace, open_trace_log
 TIMED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
 """Classes of the routes that call functions, whose requests are timed."""
 
+TIMING: Final = "x-tensorwasm-timing"
+"""Header of a request that asks to be timed, with ``1``."""
+
 _NOTHING: Final = nullcontext()
 
 
@@ -76,7 +79,7 @@ class RequestTiming:
 
 def asks(exchange: Exchange) -> bool:
     """Return whether a request asks to be timed."""
-    return bool(exchange.headers.get("x-tensorwasm-timing") == "1")
+    return bool(exchange.headers.get(TIMING) == "1")
 
 
 def note_admission(exchange: Exchange, route: Route) -> None:

@@ -27,6 +27,7 @@ from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
 from tensorwasm.server.http.routing import PreparedCall, Route, RouteTable
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.streaming.websocket import authorization
+from tensorwasm.server.timing import TIMING
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.buckets import LimitState
@@ -132,7 +133,7 @@ def plan_head(head: RequestHead, table: RouteTable, origins: Origins) -> HeadPla
     deadline_ms, coding = fields.get("x-tensorwasm-deadline-ms"), fields.get("content-encoding")
     plain = route is not None and "origin" not in fields and not origins.origins and not origins.proxies
     simple = plain and deadline_ms is None and coding is None
-    timed = "x-tensorwasm-timing" in fields
+    timed = TIMING in fields
     return HeadPlan(
         error,
         route,
