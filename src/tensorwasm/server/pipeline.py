@@ -39,7 +39,7 @@ from tensorwasm.server.relay import Relay
 from tensorwasm.server.repeated import Begun, RepeatedCalls
 from tensorwasm.server.sending import refuse, send
 from tensorwasm.server.streaming.websocket import WebSocket
-from tensorwasm.server.timing import RequestTiming, note_admission
+from tensorwasm.server.timing import TIMING, RequestTiming
 from tensorwasm.service.admission.admission import Admitted, RouteClass
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.opening import Service
@@ -113,6 +113,9 @@ class Pipeline:
         repeats = plan is not None and plan.plain and not (sampled or wire.long or wire.broken or self.draining)
         if not repeats or not self._repeated.answer(wire, plan, self._counts[id(plan.route)], began_ns):
             exchange = Exchange(wire, began_ns)
+            if not sampled and exchange.headers.get(TIMING) != "1":
+                self.start(exchange)
+                return
             with self._timing.begin(exchange, sampled=sampled):
                 self.start(exchange)
 
@@ -223,7 +226,6 @@ class Pipeline:
             )
             if exchange.principal is not None and exchange.principal.kind == "dev":
                 self._origins.check_page(headers.get("origin"))  # in dev mode nothing else keeps other pages out
-            note_admission(exchange, route)
         if self.draining and route.path not in WHILE_DRAINING:
             raise Draining("the server is shutting down")
         if exchange.body is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Final
 
 from tensorwasm.server.exchange import WEBSOCKET, Exchange
@@ -20,8 +20,6 @@ TIMED: Final = frozenset[RouteClass]({"invoke", "openai", "streams"})
 
 TIMING: Final = "x-tensorwasm-timing"
 """Header of a request that asks to be timed, with ``1``."""
-
-_NOTHING: Final = nullcontext()
 
 
 class RequestTiming:
@@ -48,9 +46,7 @@ class RequestTiming:
         return True
 
     def begin(self, exchange: Exchange, *, sampled: bool) -> AbstractContextManager[None]:
-        """Begin with a request; what runs in the block finds its timeline, if it has one."""
-        if not sampled and not asks(exchange):
-            return _NOTHING
+        """Begin with a request that is timed; what runs in the block finds its timeline."""
         exchange.timeline = timeline = RequestTimeline(exchange.began_ns, sampled=sampled)
         return timeline.current()
 
@@ -77,16 +73,8 @@ class RequestTiming:
         timeline.close()
 
 
-def asks(exchange: Exchange) -> bool:
-    """Return whether a request asks to be timed."""
-    return bool(exchange.headers.get(TIMING) == "1")
-
-
-def note_admission(exchange: Exchange, route: Route) -> None:
+def note_admission(exchange: Exchange, timeline: RequestTimeline, route: Route) -> None:
     """Note that a request was admitted; one that does not call a function, or calls several, is timed no more."""
-    timeline = exchange.timeline
-    if timeline is None:
-        return
     if route.kind in TIMED and exchange.method != WEBSOCKET:
         timeline.admit()
     else:

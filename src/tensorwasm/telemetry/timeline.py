@@ -64,11 +64,11 @@ class RequestTimeline:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Be the timeline of what runs in the block, and of tasks that it makes."""
-        token = _CURRENT.set(self)
+        token = CURRENT.set(self)
         try:
             yield
         finally:
-            _CURRENT.reset(token)
+            CURRENT.reset(token)
 
     def admit(self) -> None:
         """Note that the request was admitted."""
@@ -140,18 +140,14 @@ class RequestTimeline:
         return ", ".join(f"{name};dur={_ms(length_ns)}" for name, length_ns in (*lengths.items(), ("total", total_ns)))
 
 
-_CURRENT: Final[ContextVar[RequestTimeline | None]] = ContextVar("tensorwasm_timeline", default=None)
-
-
-def current_timeline() -> RequestTimeline | None:
-    """Return the timeline of the request that is being answered; None for one that is not timed."""
-    return _CURRENT.get()
+CURRENT: Final[ContextVar[RequestTimeline | None]] = ContextVar("tensorwasm_timeline", default=None)
+"""The timeline of the request that is being answered; None for one that is not timed."""
 
 
 @contextmanager
 def waiting(name: Waiting) -> Iterator[None]:
     """Measure a block in which the request waits, if it is timed. For what takes longer than that costs."""
-    timeline = _CURRENT.get()
+    timeline = CURRENT.get()
     if timeline is None:
         yield
         return

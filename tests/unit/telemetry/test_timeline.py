@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.telemetry.timeline import MOST_WAITS, RequestTimeline, current_timeline, waiting
+from tensorwasm.telemetry.timeline import CURRENT, MOST_WAITS, RequestTimeline, waiting
 
 STEPS = st.lists(
     st.tuples(
@@ -118,9 +118,9 @@ def test_waiting_is_measured_for_the_current_request_alone():
     with waiting("gate"):
         clock.ns += 1000
     with timeline.current():
-        assert current_timeline() is timeline
+        assert CURRENT.get() is timeline
         with waiting("load"):
             clock.ns += 500
-    assert current_timeline() is None
+    assert CURRENT.get() is None
     timeline.end_guest(0.0)
     assert [(each.name, each.length_ns) for each in timeline.spans()[0]] == [("dispatch", 1000), ("load", 500)]

@@ -27,7 +27,7 @@ from tensorwasm.server.exchange import BECOME_TASK, WEBSOCKET, Exchange
 from tensorwasm.server.http.routing import PreparedCall, Route, RouteTable
 from tensorwasm.server.http.schemas import Timed
 from tensorwasm.server.streaming.websocket import authorization
-from tensorwasm.server.timing import TIMING
+from tensorwasm.server.timing import TIMING, note_admission
 from tensorwasm.service.admission.admission import Admission, Admitted
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.buckets import LimitState
@@ -312,6 +312,8 @@ async def admit(exchange: Exchange, route: Route, admission: Admission, *, tenan
     exchange.limits = limit_fields(standings)
     if refusal is not None:
         raise refusal
+    if exchange.timeline is not None:
+        note_admission(exchange, exchange.timeline, route)
     return admitted
 
 

@@ -21,7 +21,7 @@ from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.long_work import return_rest_soon, run_slice
 from tensorwasm.server.http.routing import Reply, SendChunk, StreamedReply, StreamEnd
 from tensorwasm.server.http.schemas import Output, StackFrame, encode
-from tensorwasm.telemetry.timeline import current_timeline
+from tensorwasm.telemetry.timeline import CURRENT
 
 LONG_BYTES: Final = 128 << 10
 """Longest output that is encoded at once: about 0.2 ms."""
@@ -102,7 +102,7 @@ def failure_fields(error: TensorWasmError) -> dict[str, Any]:
 
 def _head(field: str, called: str, outcome: Invocation) -> str:
     """Return a reply's JSON without the guest's output and the closing brace."""
-    timeline = current_timeline()
+    timeline = CURRENT.get()
     if timeline is not None:
         timeline.end_guest(outcome.elapsed_s)
     if outcome.exit_code:
