@@ -102,10 +102,20 @@ def measure_where(choice: str = "auto", *, count: int = 500) -> TimesReport:
     with scratch_folder() as folder, serving(folder, {"TENSOR_WASM_DEVICE": chosen}) as service:
         with service.client() as client:
             client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
+            _wait_until_ready(client)
             calls = [*_prepare(client)]
         for call in calls:
             times[call.kind] = _measure(service, call, count)
     return TimesReport("where", device.name, tuple(_figures(times)), times)
+
+
+def _wait_until_ready(client: ServiceClient) -> None:
+    """Wait until the compiled host functions are loaded: calls are slower before."""
+    ends_s = time.perf_counter() + _TIMEOUT_S
+    while client.send("GET", "/readyz")[0] != 200:
+        if time.perf_counter() > ends_s:
+            raise InternalError("the service does not become ready")
+        time.sleep(0.05)
 
 
 def _prepare(client: ServiceClient) -> Iterator[TimedCall]:
