@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from tensorwasm.runtime.workers.frames import AskFrame, ReadyFrame
 
-if TYPE_CHECKING:
-    from tensorwasm.runtime.workers.conversation.conversation import Conversation
-
 
 class Owner(Protocol):
-    """Who has the conversation held."""
+    """Who has the conversation held; `talk` is that, a `Conversation`."""
 
     def ready(self, info: ReadyFrame) -> None:
         """The process takes requests."""
@@ -29,10 +26,10 @@ class Owner(Protocol):
     def end_turn(self, number: int, *, late: bool) -> None:
         """The process has ended a turn, or what ran on from it."""
 
-    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
+    def compile(self, talk: Any, frame: AskFrame, text: bytes) -> None:
         """The process wants a kernel: `Conversation.answer` is to be called."""
 
-    def attend(self, talk: Conversation, now_s: float) -> float | None:
+    def attend(self, talk: Any, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""
 
     def serve(self) -> None:
