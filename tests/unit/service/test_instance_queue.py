@@ -70,6 +70,24 @@ def test_released_memory_goes_to_the_first_waiting_call():
     run(story, host_bytes=100)
 
 
+def test_many_calls_that_wait_for_the_same_are_looked_at_once():
+    async def story(quotas, queue):
+        limits = {"memory_bytes": 80}
+        running = [queue.try_hold(1, limits, 40) for _ in range(2)]
+        waiting = [asyncio.ensure_future(queue.hold(1, limits, 40, NEVER)) for _ in range(50)]
+        await settle()
+        assert quotas.refusals()["memory_bytes"] <= 2
+        for served, each in enumerate(waiting, 1):
+            queue.release(1, running.pop(0))
+            running.append(await each)
+            assert queue.waiting == 50 - served
+        assert quotas.refusals()["memory_bytes"] <= 2 + 50
+        for holding in running:
+            queue.release(1, holding)
+
+    run(story, host_bytes=100)
+
+
 def test_a_tenant_at_its_own_quota_does_not_block_others():
     async def story(quotas, queue):
         limits = {"memory_bytes": 50}

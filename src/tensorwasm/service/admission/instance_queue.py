@@ -49,6 +49,11 @@ class _Wanted(NamedTuple):
     memory_bytes: int
     instances: int = 1
 
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        """What is equal for calls of which either all find what they want, or none does."""
+        return self.tenant, id(self.limits), self.memory_bytes, self.instances
+
 
 class IdleInstances(Protocol):
     """Instances of idle sessions, which can be evicted from memory."""
@@ -84,6 +89,7 @@ class InstanceQueue:
         self._policy = policy
         self._running: Counter[int] = Counter()  # guests of each tenant
         self._waiting: dict[asyncio.Future[QuotaHold], _Wanted] = {}
+        self._alike: Counter[tuple[int, int, int, int]] = Counter()  # waiting calls, by their keys
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
         self._machine_short: set[asyncio.Future[QuotaHold]] = set()  # waiting calls for which the machine is too full
         self._evicting: set[asyncio.Task[None]] = set()
@@ -170,7 +176,9 @@ class InstanceQueue:
     async def _wait(self, wanted: _Wanted, deadline: Deadline) -> QuotaHold:
         granted: asyncio.Future[QuotaHold] = asyncio.get_running_loop().create_future()
         self._waiting[granted] = wanted
-        self._serve()
+        self._alike[wanted.key] += 1
+        if self._machine_short or self._alike[wanted.key] == 1:  # else it is behind one that would be served first
+            self._serve()
         if granted in self._waiting:
             self.waits += 1
             self._evict_idle(granted, wanted)
@@ -184,7 +192,7 @@ class InstanceQueue:
         finally:
             self._machine_short.discard(granted)
             if not granted.done():
-                del self._waiting[granted]
+                self._remove(granted)
                 self._serve()
         if granted.done():
             return granted.result()
@@ -211,24 +219,40 @@ class InstanceQueue:
     def _serve(self) -> None:
         """Give free memory to the waiting calls in order; behind one that the machine is too full for, only a part."""
         first: _Wanted | None = None
+        short_of: dict[tuple[int, int, int, int], LimitError] = {}  # what holds calls back, until one takes something
         for granted, wanted in list(self._waiting.items()):
-            passing_bytes = sum(self._passed.values()) + wanted.memory_bytes
-            if first is not None and passing_bytes * PASSING > first.memory_bytes:
+            if first is None:
+                if len(short_of) == len(self._alike):
+                    return  # all others want the same as one that was looked at
+            elif (sum(self._passed.values()) + wanted.memory_bytes) * PASSING > first.memory_bytes:
+                continue
+            known = short_of.get(wanted.key)
+            if known is not None:
+                if isinstance(known, CapacityExhausted):
+                    self._machine_short.add(granted)
                 continue
             try:
                 hold = self._hold(wanted)
             except LimitError as short:
                 if self.will_be_free(short, *wanted):
+                    short_of[wanted.key] = short
                     if isinstance(short, CapacityExhausted):
                         first = first or wanted
                         self._machine_short.add(granted)
                     continue
                 granted.set_exception(short)
             else:
+                short_of.clear()
                 if first is not None:
                     self._passed[id(hold)] = wanted.memory_bytes
                 granted.set_result(hold)
-            del self._waiting[granted]
+            self._remove(granted)
+
+    def _remove(self, granted: asyncio.Future[QuotaHold]) -> None:
+        key = self._waiting.pop(granted).key
+        self._alike[key] -= 1
+        if not self._alike[key]:
+            del self._alike[key]
 
     def _look_later(self) -> None:
         """Serve the waiting calls again soon, if other processes may release what they wait for."""
