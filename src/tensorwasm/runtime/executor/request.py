@@ -50,6 +50,13 @@ _TENANT: Final = re.compile(TENANT_PATTERN)
 _LEAST_INTEGER: Final = -(1 << 63)
 _MOST_INTEGER: Final = (1 << 64) - 1
 
+# Made here, because each request is checked by them.
+_TENANT_RULE: Final = f"a tenant is {TENANT_PATTERN}"
+_KIND_RULE: Final = f"memory_kind is {', '.join(MEMORY_KINDS)}"
+_GPU_RULE: Final = f"gpu_bytes is 0 to {MAX_COUNT}, or None"
+_WEIGHT_RULE: Final = f"weight is 1 to {MAX_WEIGHT}"
+_TEXT_RULE: Final = f"texts and arguments have at most {TEXT_BYTES} bytes together"
+
 
 class Request(msgspec.Struct, frozen=True):
     """One call of one export of one module. A struct, because making one costs a tenth of a frozen dataclass."""
@@ -178,19 +185,19 @@ def check_request(request: Request) -> None:
     _check_sizes(request)
     grants = request.grants
     _require(type(grants) is Grants and type(grants.cuda) is bool, "grants are Grants, and cuda is True or False")
-    _require(type(request.tenant) is str and _TENANT.fullmatch(request.tenant), f"a tenant is {TENANT_PATTERN}")
+    _require(type(request.tenant) is str and _TENANT.fullmatch(request.tenant), _TENANT_RULE)
     kind = request.memory_kind
-    _require(kind is None or (type(kind) is str and kind in MEMORY_KINDS), f"memory_kind is {', '.join(MEMORY_KINDS)}")
-    _require(request.gpu_bytes is None or _is_count(request.gpu_bytes), f"gpu_bytes is 0 to {MAX_COUNT}, or None")
+    _require(kind is None or (type(kind) is str and kind in MEMORY_KINDS), _KIND_RULE)
+    _require(request.gpu_bytes is None or _is_count(request.gpu_bytes), _GPU_RULE)
     weight_fits = type(request.weight) is int and 1 <= request.weight <= MAX_WEIGHT
-    _require(weight_fits, f"weight is 1 to {MAX_WEIGHT}")
+    _require(weight_fits, _WEIGHT_RULE)
     _require(request.deadline_s is None or _is_seconds(request.deadline_s), "deadline_s is in seconds, or None")
     weight = _weigh_text("name", request.name) + _weigh_arguments(request.args)
     if request.export is not None:
         weight += _weigh_text("export", request.export)
     if request.argv is not None or request.env != () or grants.directories != ():
         weight += sum(_weigh_text(what, text) for what, text in _other_texts(request))
-    _require(weight <= TEXT_BYTES, f"texts and arguments have at most {TEXT_BYTES} bytes together")
+    _require(weight <= TEXT_BYTES, _TEXT_RULE)
 
 
 def _check_sizes(request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -125,8 +125,9 @@ async def await_outcome(pending: Future[Invocation]) -> Invocation:
     pending.add_done_callback(partial(_hand_over, loop, answer, threading.get_ident()))
     try:
         return await answer
-    finally:
+    except BaseException:
         pending.cancel()
+        raise
 
 
 async def locate_trap(error: BaseException | None) -> None:
@@ -150,12 +151,15 @@ def _hand_over(
 def _resolve(answer: asyncio.Future[Invocation], done: Future[Invocation]) -> None:
     if answer.done():
         return
-    if done.cancelled():
+    try:  # each question takes a lock
+        error = done.exception()
+    except CancelledError:
         answer.cancel()
-    elif (error := done.exception()) is not None:
-        answer.set_exception(error)
-    else:
+        return
+    if error is None:
         answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
 
 
 class CallInputs(TypedDict, total=False):

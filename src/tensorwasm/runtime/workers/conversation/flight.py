@@ -72,7 +72,7 @@ class Flight:
         self.number = number
         self.request = request
         self.ticket = PendingInvocation()
-        self.ticket.stop_with(partial(carrier.cancel, self))
+        self.ticket.hook.stop_with(partial(carrier.cancel, self))
         self.deadline = Deadline.after(request.deadline_s)
         self.overdue_at_s = math.inf
         self._delivery: Delivery | None = None
