@@ -317,6 +317,7 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
 
     fronts = Fronts(take, alive)
     stack.push_async_callback(fronts.close)
+    stack.push_async_callback(audit.extend, (), 0, 0, hurry=True)  # before that: what is on the disk is acknowledged
     service.metrics.read("tensor_wasm_fronts", lambda: len(fronts))
     service.metrics.read("tensor_wasm_front_requests_total", fronts.requests)
     service.identities.tell = lambda: fronts.tell(Changed(identities=True))

@@ -44,7 +44,7 @@ class Link:
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[AnyMessage]] = {}
         self._answering: set[asyncio.Task[None]] = set()
-        self.closed = False
+        self.closed = self._finishing = False
 
     async def ask(self, message: AnyMessage) -> Any:
         """Return the answer to a message; raise NotReady if the link ends before it comes, or it is `Failed`."""
@@ -74,6 +74,12 @@ class Link:
         finally:
             self.close()
 
+    async def finish(self) -> None:
+        """Answer what was asked so far, and nothing more, and end the link."""
+        self._finishing = True
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        self.close()
+
     def close(self) -> None:
         """End the link; whoever waits for an answer is told. Idempotent."""
         if self.closed:
@@ -90,6 +96,8 @@ class Link:
             asked = self._asked.get(-frame.number)
             if asked is not None and not asked.done():
                 asked.set_result(frame.message)
+            return
+        if self._finishing:
             return
         task = asyncio.get_running_loop().create_task(self._reply(frame))
         self._answering.add(task)

@@ -104,11 +104,10 @@ class Fronts:
         self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=READ_BYTES)
 
     async def close(self) -> None:
-        """End all links. Fronts keep what they have not reported for the next primary."""
+        """End all links once what they have reported is answered. Fronts keep the rest for the next primary."""
         if self._server is not None:
             self._server.close()
-        for front in self._fronts:
-            front.link.close()
+        await asyncio.gather(*(front.link.finish() for front in self._fronts))
         await asyncio.gather(*self._links, return_exceptions=True)
         for process in self._missing.values():
             process.close()

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -28,7 +30,15 @@ def signals(monkeypatch):
         sent.append((pid, number))
 
     monkeypatch.setattr(record.os, "kill", kill)
-    monkeypatch.setattr(record.time, "sleep", lambda _seconds: answers.pop(0)() if answers else None)
+    mine, sleep = threading.current_thread(), time.sleep
+
+    def wait(seconds):
+        if threading.current_thread() is not mine:  # a thread that another test has left
+            sleep(seconds)
+        elif answers:
+            answers.pop(0)()
+
+    monkeypatch.setattr(record.time, "sleep", wait)
     return sent, answers
 
 
