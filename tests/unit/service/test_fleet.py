@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from fakes.services import until
-from tensorwasm.errors import NotReady
+from tensorwasm.errors import DatabaseUnavailable, NotReady
 from tensorwasm.service.fleet import primary
-from tensorwasm.service.fleet.front import ReportedAudit
+from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit
 from tensorwasm.service.fleet.link import Link
 from tensorwasm.service.fleet.messages import AskMetrics, Changed, Done, FrontReport, Hello, TakenMetrics
 from tensorwasm.service.fleet.primary import Fronts
+from tensorwasm.telemetry.metrics import Samples
 from tensorwasm.tenancy.audit import AuditRecord, outcome_of
 
 ACTOR = msgspec.Raw(b'{"id":"x"}')
@@ -141,5 +142,28 @@ def test_audit_records_wait_for_a_primary_and_come_once():
         names = [each.split(b'"request_id":"r', 1)[1].split(b'"', 1)[0] for each in found.got]
         assert sorted(map(int, names)) == list(range(600))
         assert audit.statistics().waiting == 0
+
+    asyncio.run(main())
+
+
+def test_a_front_that_cannot_read_the_database_once_links_again(tmp_path):
+    async def main():
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(tmp_path / "s"))
+        listening.listen(8)
+        fronts, failures = Fronts(nothing), [DatabaseUnavailable("it is locked")]
+
+        async def refresh(_):
+            if failures:
+                raise failures.pop()
+
+        link = PrimaryLink(str(tmp_path / "s"), refresh, Samples)
+        await fronts.listen(listening)
+        async with asyncio.timeout(10):
+            await link.open()
+        assert not failures
+        assert len(fronts) == 1
+        await link.close()
+        await fronts.close()
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import Any, Final
 
 from tensorwasm.database.usage import UsageAmounts
-from tensorwasm.errors import NotReady
+from tensorwasm.errors import NotReady, TensorWasmError
 from tensorwasm.service.fleet.link import READ_BYTES, Link
 from tensorwasm.service.fleet.messages import (
     AnyMessage,
@@ -75,7 +75,7 @@ class PrimaryLink:
         await self._made.wait()
 
     async def close(self) -> None:
-        """FrontReport the last metrics, and end the link. Idempotent."""
+        """Report the last metrics, and end the link. Idempotent."""
         if self._keeping is None:
             return
         with suppress(NotReady, TimeoutError):
@@ -115,7 +115,7 @@ class PrimaryLink:
                 self._link = link
                 self._made.set()
                 await running
-            except NotReady as error:
+            except TensorWasmError as error:  # it has ended, or the database cannot be read: the front tries again
                 _log.info("the primary does not answer: %s", error.message)
                 await asyncio.sleep(AGAIN_S)
             finally:
@@ -136,7 +136,7 @@ class PrimaryLink:
         return TakenMetrics(found.values, found.histograms)
 
     async def write_usage(self, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
-        """FrontReport what tenants used in an hour; raises as `Link.ask`."""
+        """Report what tenants used in an hour; raises as `Link.ask`."""
         amounts = [UsedByTenant(hour_unix_ms, tenant, list(astuple(each))) for tenant, each in used.items()]
         await self.ask(FrontReport(usage=amounts))
         for tenant, each in used.items():

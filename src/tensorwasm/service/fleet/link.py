@@ -68,7 +68,7 @@ class Link:
                 size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
                 self._take(_decode(await self._reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the other side has ended
+            _log.debug("the process at the other end has ended")
         except msgspec.MsgspecError as error:
             _log.error("a process that serves together with this one is not understood: %s", error)
         finally:
