@@ -226,6 +226,22 @@ def test_host_memory_is_the_same_for_kernels_and_for_the_host(room):
     assert room.read(offset + 8) == 0
 
 
+def test_the_slot_is_host_memory_that_is_cleared_with_the_scratch_memory(room):
+    windows, offset = room.device.windows, 2 * SCRATCH + GRANULE_BYTES
+    cells = (ctypes.c_uint32 * (GRANULE_BYTES // 4)).from_address(windows.map_slot(room.window, offset))
+    last, around = offset + GRANULE_BYTES - 4, [offset - 4, offset + GRANULE_BYTES]
+    assert room.reads([offset, last]) == [0, 0]
+    for place in (offset, last, *around):
+        room.write(place, 7)
+    assert [cells[0], cells[len(cells) - 1]] == [7, 7]
+    windows.clear_scratch(room.window, room.stream)
+    room.rig.drain(room.stream)
+    assert not any(cells)
+    assert room.reads([offset, last, *around, *SPREAD]) == [0] * (4 + len(SPREAD))
+    with pytest.raises(InvalidPointer):
+        windows.unmap(room.window, offset)
+
+
 def test_views_grow_in_a_range_that_the_caller_reserved(room):
     windows, unified = room.device.windows, room.device.unified
     if not unified.growable:

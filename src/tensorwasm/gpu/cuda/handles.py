@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tensorwasm.errors import InvalidHandle, InvalidPointer
 from tensorwasm.gpu.cuda.dues import Dues
 from tensorwasm.gpu.cuda.modules import CudaModule
-from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, WindowParts
+from tensorwasm.gpu.device.address_windows import GRANULE_BYTES, SLACK_BYTES, WindowParts
 from tensorwasm.gpu.device.port import DeviceStatistics
 from tensorwasm.values import Deadline
 
@@ -113,6 +113,7 @@ class CudaWindow:
         mapped: size and handle of each mapping, by address.
         parts: what is mapped in place of aliases; the backing is the driver's handle.
         damaged: whether there may be a hole.
+        slot: offset of the part that is cleared with the scratch memory; None without.
     """
 
     address: int
@@ -123,12 +124,23 @@ class CudaWindow:
     handles: list[Any] = field(default_factory=list)
     mapped: dict[int, tuple[int, Any]] = field(default_factory=dict)
     damaged: bool = False
+    slot: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     parts: WindowParts = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with aliases alone."""
         self.parts = WindowParts(self.size_bytes)
+
+    @property
+    def tail(self) -> int:
+        """The address behind the slack."""
+        return self.address + self.size_bytes + SLACK_BYTES
+
+    @property
+    def scratch(self) -> tuple[int, int]:
+        """Address and size of one alias of each piece of scratch memory, and of the slot, which are never replaced."""
+        return self.tail, GRANULE_BYTES + self.chunk_bytes + (0 if self.slot is None else GRANULE_BYTES)
 
     @property
     def memory_bytes(self) -> int:

@@ -271,16 +271,26 @@ class AddressWindows(Protocol):
             InvalidPointer: as `map_device`; or, as from `UnifiedMemory.map`, the view is not where it may be.
         """
 
+    def map_slot(self, window: AddressWindow, offset: int) -> int:
+        """Put a granule of zeroed host memory in place of aliases for good, and return where the host reaches it.
+
+        It is cleared with the scratch memory. A window has one slot, and `unmap` does not take it.
+
+        Raises:
+            QuotaExceeded: there is no memory for it.
+            InvalidPointer: it is no granule of the window, it is mapped already, or there is a slot.
+        """
+
     def unmap(self, window: AddressWindow, offset: int) -> None:
         """Undo the `map_device` or `map_host` of that offset: aliases return, and the memory is freed.
 
         Raises:
-            InvalidPointer: none has that offset.
+            InvalidPointer: none has that offset, or it is the slot.
             CapacityExhausted: the driver did not come to the clearing of new memory in time; nothing has changed.
         """
 
     def clear_scratch(self, window: AddressWindow, stream: Stream, parts: Sequence[tuple[int, int]] = ()) -> None:
-        """Start filling all scratch memory of a window with zeros, behind the work already in the stream.
+        """Start filling all scratch memory of a window and its slot with zeros, behind the work in the stream.
 
         Args:
             window: as everywhere.
@@ -289,7 +299,7 @@ class AddressWindows(Protocol):
         """
 
     def scratch_ranges(self, window: AddressWindow) -> Sequence[tuple[int, int]]:
-        """Return addresses and sizes of what `clear_scratch` fills; the same for as long as the window is open.
+        """Return addresses and sizes of what `clear_scratch` fills; the same once there is a slot.
 
         Nothing where compiled code cannot fill it.
         """

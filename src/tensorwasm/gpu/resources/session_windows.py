@@ -30,8 +30,7 @@ from tensorwasm.values import MIB, Deadline, Region
 SCRATCH_BYTES: Final = 8 * MIB
 """Of each window of 4 GiB: with 2 MiB more it takes 10 MiB of device memory, and opens in 13 ms on an H200."""
 STAGE_AT: Final = 32 * MIB
-STAGE_BYTES: Final = 2 * MIB
-"""The staging slot: memory of the host at this offset of every window."""
+"""The staging slot: a granule of the host's memory at this offset of every window."""
 CLEARING_LIMIT_S: Final = 1.0
 """Longest wait for the clearing of a window, which takes microseconds on a GPU that is not full."""
 _LEAST_IDLE: Final = 16
@@ -116,7 +115,7 @@ class SessionWindow:
         """All that kernels can have written to, by addresses of the device; nothing if that may change."""
         if not self._scratch or self._linear is not None or self._grown is not None or self.heap.mapped_parts():
             return []
-        return [*self._scratch, (self.window.address + STAGE_AT, STAGE_BYTES)]
+        return list(self._scratch)
 
     @property
     def size_bytes(self) -> int:
@@ -269,7 +268,7 @@ class SessionWindows:
 
     def clear(self, window: SessionWindow, stream: Stream) -> None:
         """Start clearing all that kernels may have written, behind the work already in a stream."""
-        self._windows.clear_scratch(window.window, stream, [(STAGE_AT, STAGE_BYTES), *window.heap.mapped_parts()])
+        self._windows.clear_scratch(window.window, stream, window.heap.mapped_parts())
 
     def give(self, window: SessionWindow) -> list[Exception]:
         """Take a window back, which nothing in flight can reach any more; return what the device raised.
@@ -330,11 +329,11 @@ class SessionWindows:
                     raise
         with ExitStack() as undo:
             undo.callback(self._windows.close_window, window)
-            view = self._windows.map_host(window, STAGE_AT, STAGE_BYTES)
+            view = self._windows.map_slot(window, STAGE_AT)
             scratch = self._windows.scratch_ranges(window)
             stop = self.stops.take()
             undo.pop_all()
-        slot = Slot(Region(window.address + STAGE_AT, STAGE_BYTES, host=True), view)
+        slot = Slot(Region(window.address + STAGE_AT, GRANULE_BYTES, host=True), view)
         return SessionWindow(self, window, slot, stop, self._memory(window, tenant, account), scratch)
 
     def _hand_over(self, window: SessionWindow, tenant: str, account: Account) -> list[Exception]:

@@ -167,8 +167,11 @@ def test_device_memory_is_the_devices_and_aliases_are_not(windows, window, devic
 
 def test_all_new_memory_is_cleared_and_scratch_where_it_is_always_mapped(windows, fake, stream):
     window = windows.open_window(16 * MIB)
-    scratch = [(window.address - SLACK_BYTES, 16 * MIB), (window.address + WINDOW_BYTES + SLACK_BYTES, GRAIN)]
+    tail = window.address + WINDOW_BYTES + SLACK_BYTES
+    scratch = [(tail, GRAIN + 16 * MIB)]
+    chunk, granule = window.handles
     assert fake.cleared == scratch
+    assert (fake.shows[tail], fake.shows[tail + GRAIN]) == (granule, chunk)
     windows.map_device(window, GRAIN, 3 * GRAIN)
     windows.map_device(window, 16 * MIB, GRAIN)
     windows.clear_scratch(window, stream)
@@ -176,6 +179,31 @@ def test_all_new_memory_is_cleared_and_scratch_where_it_is_always_mapped(windows
     windows.clear(window, GRAIN, 0, stream)
     new = [(window.address + GRAIN, 3 * GRAIN), (window.address + 16 * MIB, GRAIN)]
     assert fake.cleared == [*scratch, *new, *scratch, (window.address + GRAIN, 8)]
+
+
+def test_the_slot_is_cleared_with_the_scratch_memory_in_one_fill(windows, fake, stream):
+    window = windows.open_window(16 * MIB)
+    view = windows.map_slot(window, 4 * GRAIN)
+    tail, size = windows.scratch_ranges(window)[0]
+    assert (tail, size) == (window.address + WINDOW_BYTES + SLACK_BYTES, 16 * MIB + 2 * GRAIN)
+    assert fake.shows[view] is fake.shows[window.address + 4 * GRAIN] is fake.shows[tail + size - GRAIN]
+    fake.cleared.clear()
+    windows.clear_scratch(window, stream)
+    assert fake.cleared == [(tail, size)]
+    for refused in (lambda: windows.unmap(window, 4 * GRAIN), lambda: windows.map_slot(window, 5 * GRAIN)):
+        with pytest.raises(InvalidPointer, match="slot"):
+            refused()
+
+
+def test_a_window_whose_slot_could_not_be_mapped_again_can_only_be_closed(device, windows, window, fake):
+    fake.fail_once("cuMemSetAccess", 3, 2)
+    with pytest.raises(TensorWasmError):
+        windows.map_slot(window, 0)
+    with pytest.raises(InternalError, match="hole"):
+        windows.map_device(window, GRAIN, GRAIN)
+    windows.close_window(window)
+    device.close()
+    assert fake.leftovers() == []
 
 
 def test_a_stream_is_put_behind_the_clearing_of_what_was_mapped(windows, window, device, stream, fake):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from tensorwasm.errors import CapacityExhausted, InternalError, LaunchRefused, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidPointer, LaunchRefused, TensorWasmError
 from tensorwasm.gpu.cuda.core import POOL_LIMIT_S, Core
 from tensorwasm.gpu.cuda.driver.calls import OUT_OF_MEMORY, DriverFailure
 from tensorwasm.gpu.cuda.handles import CudaWindow
@@ -58,18 +58,22 @@ class CudaWindows:
     def open_window(self, scratch_bytes: int, size_bytes: int = WINDOW_BYTES) -> AddressWindow:
         """See `AddressWindows.open_window`. Takes the scratch chunk, a granule of 2 MiB, and twice the addresses.
 
+        Behind the slack all that kernels can write to is mapped once more, without a gap, so that one fill clears it:
+        the driver takes 5 us for each, whatever its size.
+
         A window that could neither be made nor given back stays open until the device is closed.
         """
         core = self._core
         if not self.available:
             raise LaunchRefused("this device has no windows of addresses")
         check_window_bytes(size_bytes)
-        # A window with its slack, and a granule behind it, fit into so many addresses wherever they begin.
-        reserved_bytes = 2 * (size_bytes + SLACK_BYTES) + GRANULE_BYTES
+        chunk_bytes = scratch_chunk(scratch_bytes, size_bytes)
+        # A window with its slack, and what is cleared behind it, fit into so many addresses wherever they begin.
+        reserved_bytes = 2 * (size_bytes + SLACK_BYTES) + chunk_bytes + 2 * GRANULE_BYTES
         with core.calling:
             reserved = int(core.driver.call("cuMemAddressReserve", reserved_bytes, GRANULE_BYTES, 0, 0))
             address = pages.rounded(reserved + SLACK_BYTES, size_bytes)
-            own = CudaWindow(address, reserved, reserved_bytes, scratch_chunk(scratch_bytes, size_bytes), size_bytes)
+            own = CudaWindow(address, reserved, reserved_bytes, chunk_bytes, size_bytes)
             try:
                 self._fill(own)
             except Exception:
@@ -84,13 +88,14 @@ class CudaWindows:
             return core.live.windows.enter(own)
 
     def _fill(self, own: CudaWindow) -> None:
-        """Map aliases everywhere, and the granule behind the slack: there it stays, to be cleared."""
+        """Map aliases everywhere, and the granule and the chunk behind the slack: there they stay, to be cleared."""
         for size_bytes in (own.chunk_bytes, GRANULE_BYTES):
             own.handles.append(self._create(size_bytes, self._traits.device))
-        start, end = own.address - SLACK_BYTES, own.address + own.size_bytes + SLACK_BYTES
-        self._map(own, [*_aliases(own, start, end), (end, GRANULE_BYTES, own.handles[1])])
-        for address, size_bytes in _scratch(own):
-            self._core.streams.clear(address, size_bytes)
+        chunk, granule = own.handles
+        start, end = own.address - SLACK_BYTES, own.tail
+        tail = (end, GRANULE_BYTES, granule), (end + GRANULE_BYTES, own.chunk_bytes, chunk)
+        self._map(own, [*_aliases(own, start, end), *tail])
+        self._core.streams.clear(*own.scratch)
 
     def close_window(self, window: AddressWindow) -> None:
         """See `AddressWindows.close_window`."""
@@ -147,10 +152,24 @@ class CudaWindows:
                     raise
             return at
 
+    def map_slot(self, window: AddressWindow, offset: int) -> int:
+        """See `AddressWindows.map_slot`."""
+        with self._changing(window) as own:
+            if own.slot is not None:
+                raise InvalidPointer("the window has a slot")
+        at = self.map_host(window, offset, GRANULE_BYTES)
+        with self._changing(window) as own:
+            own.damaged = True  # unless all of this is done: then the window can only be closed
+            self._map(own, [(sum(own.scratch), GRANULE_BYTES, own.parts.require(offset).backing)])
+            own.slot, own.damaged = offset, False
+        return at
+
     def unmap(self, window: AddressWindow, offset: int) -> None:
         """See `AddressWindows.unmap`."""
         core = self._core
         with self._changing(window) as own:
+            if offset == own.slot:
+                raise InvalidPointer("the slot of a window stays")
             part = own.parts.require(offset)
             self._settle()
             start, end = _freed(own, offset, part.size_bytes)
@@ -200,11 +219,11 @@ class CudaWindows:
     def clear_scratch(self, window: AddressWindow, stream: Stream, parts: Sequence[tuple[int, int]] = ()) -> None:
         """See `AddressWindows.clear_scratch`. On a stream that records, it is recorded."""
         with self._changing(window) as own:
-            self._clear(stream, [*_scratch(own), *self._addressed(own, parts)])
+            self._clear(stream, [own.scratch, *self._addressed(own, parts)])
 
     def scratch_ranges(self, window: AddressWindow) -> Sequence[tuple[int, int]]:
         """See `AddressWindows.scratch_ranges`."""
-        return _scratch(self._core.live.windows.require(window))
+        return (self._core.live.windows.require(window).scratch,)
 
     def clear(self, window: AddressWindow, offset: int, size_bytes: int, stream: Stream) -> None:
         """See `AddressWindows.clear`. On a stream that records, it is recorded."""
@@ -322,11 +341,6 @@ def _aliases(own: CudaWindow, start: int, end: int) -> Iterator[_Mapping]:
         size_bytes = own.chunk_bytes if whole else GRANULE_BYTES
         yield start, size_bytes, chunk if whole else granule
         start += size_bytes
-
-
-def _scratch(own: CudaWindow) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return address and size of an alias of each piece of scratch memory which is never replaced."""
-    return (own.address - SLACK_BYTES, own.chunk_bytes), (own.address + own.size_bytes + SLACK_BYTES, GRANULE_BYTES)
 
 
 def _covered(own: CudaWindow, start: int, end: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorwasm.errors import LaunchRefused, QuotaExceeded
+from tensorwasm.errors import InvalidPointer, LaunchRefused, QuotaExceeded
 from tensorwasm.gpu.device.address_windows import (
     GRANULE_BYTES,
     SLACK_BYTES,
@@ -58,6 +58,7 @@ class EmulatedWindow:
         reserved: the first of the addresses that it lies in.
         scratch: the descriptor of the file that the aliases show.
         charged_bytes: scratch memory as the device accounts for it.
+        slot: offset of the part that is cleared with the scratch memory; None without.
         parts: what is mapped in place of aliases; the backing of host memory is a file's descriptor.
     """
 
@@ -66,6 +67,7 @@ class EmulatedWindow:
     scratch: int
     charged_bytes: int
     size_bytes: int
+    slot: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     parts: WindowParts = field(init=False)
 
@@ -193,9 +195,20 @@ class EmulatedWindows:
             undo.pop_all()
             return at
 
+    def map_slot(self, window: AddressWindow, offset: int) -> int:
+        """Map a granule as `map_host` does, and remember it."""
+        own = self.open.require(window)
+        if own.slot is not None:
+            raise InvalidPointer("the window has a slot")
+        at = self.map_host(window, offset, GRANULE_BYTES)
+        own.slot = offset
+        return at
+
     def unmap(self, window: AddressWindow, offset: int) -> None:
         """Put aliases in place of a part."""
         with self._changing(window) as own, _quota("aliases of a window"):
+            if offset == own.slot:
+                raise InvalidPointer("the slot of a window stays")
             part = own.parts.require(offset)
             address, end = own.address + offset, own.address + offset + part.size_bytes
             while address < end:
@@ -228,7 +241,8 @@ class EmulatedWindows:
                     discard_pages(own.start, CHUNK_BYTES)
 
         self._start(discard, stream)
-        for offset, size_bytes in parts:
+        slot = () if own.slot is None else ((own.slot, GRANULE_BYTES),)
+        for offset, size_bytes in (*slot, *parts):
             self.clear(window, offset, size_bytes, stream)
 
     def scratch_ranges(self, window: AddressWindow) -> Sequence[tuple[int, int]]:
