@@ -18,7 +18,7 @@ from tensorwasm.errors import (
     QuotaExceeded,
     TooManyArgs,
 )
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, await_outcome
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.streaming import DEPTH
 from tensorwasm.tenancy.quotas import TenantPolicy
@@ -240,6 +240,9 @@ class FailingWorkers:
         ticket = PendingInvocation()
         asyncio.get_running_loop().call_later(0.02, ticket.settle, GuestTrap("unreachable", "unreachable"))
         return ticket
+
+    def call(self, request):
+        return await_outcome(self.submit(request))
 
     def statistics(self):
         return ()

@@ -30,6 +30,7 @@ from tensorwasm.runtime.invoke.invocation import (
     OutputName,
     PendingInvocation,
 )
+from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 from tensorwasm.values import Deadline, Limits, MemoryKind
 
 PLACES: Final = 32
@@ -152,8 +153,8 @@ class LocalExecutor:
         grants: Grants,
         memory_kind: MemoryKind | None,
         gpu_bytes: int | None,
-    ) -> Function | None:
-        """Return a function if its next call with a device can be made on the calling thread, as one that is short.
+    ) -> tuple[Function, OneShotPlan] | None:
+        """Return a function and its plan if its next call with a device can be made on this thread, as a short one.
 
         That is so if it is loaded and one-shot, is seldom slow, and few others are made so. `end_short` is to be called
         after it. Raises what opening the tenant's account raises.
@@ -162,7 +163,8 @@ class LocalExecutor:
             function = self._functions.get(key)
             if function is None or not self._led or time.monotonic() < function.slow_until_s:
                 return None
-            if not function.dispatch.is_planned(export, grants, key.tenant, memory_kind):
+            plan = function.dispatch.find_plan(export, grants, key.tenant, memory_kind)
+            if plan is None:
                 return None
             self._led -= 1
         try:
@@ -171,7 +173,7 @@ class LocalExecutor:
             with self._lock:
                 self._led += 1
             raise
-        return function
+        return function, plan
 
     def end_short(self, function: Function, began_s: float) -> None:
         """Note that a short call has ended, which began at a time of the monotonic clock."""

@@ -147,16 +147,22 @@ class RunningCalls:
 
     def enter(self, tenant: str, pending: PendingInvocation) -> None:
         """Count a request until it has an outcome."""
+        self.begin(tenant)
+        pending.add_done_callback(partial(self._leave, tenant))
+
+    def begin(self, tenant: str) -> None:
+        """Count a request until `end`."""
         with self._lock:
             self._submitted += 1
             self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
-        pending.add_done_callback(partial(self._leave, tenant))
 
     def _leave(self, tenant: str, ended: Future[Invocation]) -> None:
-        refusals = 0
-        if not ended.cancelled() and ended.exception() is None:
-            gpu = ended.result().gpu
-            refusals = gpu.quota_refusals if gpu is not None else 0
+        self.end(tenant, None if ended.cancelled() else ended.exception() or ended.result())
+
+    def end(self, tenant: str, outcome: Invocation | BaseException | None) -> None:
+        """Count a request off, with its outcome, if it has one."""
+        gpu = getattr(outcome, "gpu", None)  # an error has none
+        refusals = gpu.quota_refusals if gpu is not None else 0
         with self._lock:
             self._quota_refusals += refusals
             self._in_flight[tenant] -= 1

@@ -208,21 +208,23 @@ class Dispatcher:
         self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
     ) -> OneShotPlan | None:
         """Return the plan of a one-shot call on the caller's thread, None if it must be a full one."""
-        key = export, granted.cuda, bool(granted.directories), tenant, memory_kind
-        plan = self.plans.get(key)
-        if plan is None or plan.settings is not settings.current():
+        plan = self.find_plan(export, granted, tenant, memory_kind)
+        if plan is None:
             generation, target = self._generation, self._module.choose(export)
             plan = plan_one_shot(Question(self._module, target, granted, tenant, resolve_memory_kind(memory_kind)))
             with self._lock:
                 if plan is not None and generation == self._generation:
                     if len(self.plans) >= _MAX_PLANS:
                         self.plans.clear()
-                    self.plans[key] = plan
+                    self.plans[export, granted.cuda, bool(granted.directories), tenant, memory_kind] = plan
         return plan
 
-    def is_planned(self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None) -> bool:
-        """Return whether a call is one-shot on the caller's thread and was planned before: `plan` is quick then."""
-        return (export, granted.cuda, bool(granted.directories), tenant, memory_kind) in self.plans
+    def find_plan(
+        self, export: str | None, granted: Grants, tenant: str, memory_kind: MemoryKind | None
+    ) -> OneShotPlan | None:
+        """Return the plan of a one-shot call on the caller's thread if it was made before, else None."""
+        plan = self.plans.get((export, granted.cuda, bool(granted.directories), tenant, memory_kind))
+        return plan if plan is not None and plan.settings is settings.current() else None
 
     # ---------------------------------------------------------------- as a fiber
 

@@ -7,12 +7,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from msgspec import structs
 
@@ -24,9 +24,9 @@ from tensorwasm.runtime.api.lazy_device import checked_quota
 from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
-from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import AwaitedCall, Invocation, Listener, PendingInvocation
 from tensorwasm.runtime.workers.broker_client import BrokerClient
-from tensorwasm.runtime.workers.conversation.flight import Flight
+from tensorwasm.runtime.workers.conversation.flight import Flight, Ticket
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.isolation import Kernels, check_workers, find_pipes, usual_isolation
@@ -141,16 +141,29 @@ class WorkerExecutor:
 
         It may also raise `DeviceUnavailable`, if the worker that it would be for was given up.
         """
+        ticket = PendingInvocation()
+        worker = self._send(request, listener, ticket)
+        self._running.enter(request.tenant, ticket)
+        worker.begin()
+        return ticket
+
+    def call(self, request: Request) -> Coroutine[Any, Any, Invocation]:
+        """Take a request as `submit` does, on an event loop's thread; return its outcome, to be awaited at once."""
+        ticket = AwaitedCall(partial(self._running.end, request.tenant))
+        worker = self._send(request, None, ticket)
+        self._running.begin(request.tenant)
+        worker.begin()
+        return ticket.wait()
+
+    def _send(self, request: Request, listener: Listener | None, ticket: Ticket) -> Worker:
+        """Leave a request with a worker, which is returned and has to begin."""
         check_request(request)
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             worker = self._place(request)
-            flight = Flight(next(self._requests), self._within_quota(request, worker), listener, worker)
-            worker.submit(flight)
-        self._running.enter(request.tenant, flight.ticket)
-        worker.begin()
-        return flight.ticket
+            worker.submit(Flight(next(self._requests), self._within_quota(request, worker), listener, worker, ticket))
+            return worker
 
     def read_on(self, reader: LoopReader) -> None:
         """Have an event loop read what the processes of workers say that are started from now on."""

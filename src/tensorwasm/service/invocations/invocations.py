@@ -256,9 +256,13 @@ class Invocations:
             admitted.check_budget()
         turn = await self._begin_turn("gpu" if resolved.cuda else "cpu", admitted, resolved, deadline)
         try:
-            pending = await self._submit(admitted, resolved, request, deadline)
+            if resolved.cuda:
+                executor = self.workers.executor or await self.workers.open()
+                running = executor.call(worker_request(resolved, request, deadline, admitted.policy))
+            else:
+                running = await_outcome(self._call_on_thread(resolved, request, deadline))
             turn.began_s = time.perf_counter()
-            turn.outcome = await await_outcome(pending)
+            turn.outcome = await running
             return turn.outcome
         finally:
             self._end_turn(turn, resolved, request)
@@ -285,7 +289,12 @@ class Invocations:
         turn = await self._begin_turn("streams", admitted, resolved, deadline)
         try:
             channel, output = Channel(deadline), CapturedOutput(resolved.limits.output_bytes)
-            pending = await self._submit(admitted, resolved, request, deadline, channel, output)
+            if resolved.cuda:
+                executor = self.workers.executor or await self.workers.open()
+                work = worker_request(resolved, request, deadline, admitted.policy)
+                pending = executor.submit(work, output.listener(channel))
+            else:
+                pending = self._call_on_thread(resolved, request, deadline, channel)
             turn.began_s = time.perf_counter()
             stream = GuestStream(channel, pending, output, self._count_chunk)
             try:
@@ -296,21 +305,10 @@ class Invocations:
         finally:
             self._end_turn(turn, resolved, request)
 
-    async def _submit(
-        self,
-        admitted: Admitted,
-        resolved: Resolved,
-        request: InvocationRequest,
-        deadline: Deadline,
-        channel: Channel | None = None,
-        output: CapturedOutput | None = None,
+    def _call_on_thread(
+        self, resolved: Resolved, request: InvocationRequest, deadline: Deadline, channel: Channel | None = None
     ) -> PendingInvocation:
-        """Submit an invocation to a worker or a thread; a streamed one sends its chunks to `channel`."""
-        if resolved.cuda:
-            work = worker_request(resolved, request, deadline, admitted.policy)
-            listener = output.listener(channel) if channel is not None and output is not None else None
-            executor = self.workers.executor or await self.workers.open()
-            return executor.submit(work, listener)
+        """Call a function on a thread of this process; a streamed call sends its chunks to `channel`."""
         options = options_for(resolved, request, deadline)
         if channel is not None:
             options["on_chunk"] = channel.put

@@ -6,6 +6,7 @@ import pytest
 
 from tensorwasm.errors import DeviceFault, InvokeTimeout
 from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.invocation import PendingInvocation
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow
 from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.frames import WINDOW, BrokenFrame, DoneFrame, OutputFrame
@@ -45,7 +46,7 @@ def part(number):
 
 def test_a_worker_that_sends_more_than_it_was_asked_for_breaks_the_protocol():
     go_on = threading.Event()
-    flight = Flight(1, Request(b""), lambda *_: go_on.wait(SOON_S), Worker())
+    flight = Flight(1, Request(b""), lambda *_: go_on.wait(SOON_S), Worker(), PendingInvocation())
     for number in range(WINDOW):
         flight.take(part(number))
     with pytest.raises(BrokenFrame, match="asked for"):
@@ -55,7 +56,7 @@ def test_a_worker_that_sends_more_than_it_was_asked_for_breaks_the_protocol():
 
 def test_parts_taken_are_credited_so_any_number_arrives():
     worker, heard = Worker(), []
-    flight = Flight(1, Request(b""), lambda _, data: heard.append(data) or True, worker)
+    flight = Flight(1, Request(b""), lambda _, data: heard.append(data) or True, worker, PendingInvocation())
     sent = 10 * WINDOW
     for number in range(sent):
         worker.wait_for(lambda number=number: number < WINDOW + sum(worker.credits))
@@ -73,7 +74,7 @@ def test_a_listener_that_wants_no_more_is_reported_to_the_worker_at_once(answer)
         return answer
 
     worker = Worker()
-    flight = Flight(1, Request(b""), listen, worker)
+    flight = Flight(1, Request(b""), listen, worker, PendingInvocation())
     flight.take(part(0))
     worker.wait_for(lambda: worker.hushed)
     assert not flight.take(part(1))
@@ -87,7 +88,7 @@ def test_an_error_of_a_listener_is_the_outcome_even_if_the_guest_then_ends_itsel
         raise InvokeTimeout("the deadline passed")
 
     worker = Worker()
-    flight = Flight(1, Request(b""), listen, worker)
+    flight = Flight(1, Request(b""), listen, worker, PendingInvocation())
     flight.take(part(0))
     worker.wait_for(lambda: worker.hushed)
     flight.finish(DONE)
@@ -99,7 +100,7 @@ def test_the_end_of_a_guest_precedes_a_later_error_of_a_listener():
         raise InvokeTimeout("the deadline passed")
 
     worker = Worker()
-    flight = Flight(1, Request(b""), listen, worker)
+    flight = Flight(1, Request(b""), listen, worker, PendingInvocation())
     flight.take(part(0))
     worker.wait_for(lambda: worker.hushed)
     flight.end(DeviceFault("a worker was killed"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensorwasm.errors import InvokeTimeout
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
+from tensorwasm.runtime.invoke.invocation import PendingInvocation
 from tensorwasm.runtime.workers.conversation import known_targets
 from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.conversation.flight_queue import FlightQueue
@@ -82,7 +83,7 @@ def test_every_call_arrives_with_its_target_however_slowly_the_process_reads(sai
 
         sent = []
         for number, (target, stdin, reads) in zip(count(1), said, strict=False):
-            flight = Flight(number, Request(stdin=stdin, **target), None, Carrier())
+            flight = Flight(number, Request(stdin=stdin, **target), None, Carrier(), PendingInvocation())
             frame = None if outbox.lazy else known.find(flight)
             if frame is not None:
                 outbox.add(frame)
@@ -101,7 +102,9 @@ def test_every_call_arrives_with_its_target_however_slowly_the_process_reads(sai
 
 def test_a_call_of_a_known_target_is_one_small_frame():
     known = KnownTargets()
-    first, second = (Flight(number, Request(b"any", export="f"), None, Carrier()) for number in (1, 2))
+    first, second = (
+        Flight(number, Request(b"any", export="f"), None, Carrier(), PendingInvocation()) for number in (1, 2)
+    )
     assert known.find(first) is None
     assert len(list(known.describe(first))) == 4
     assert known.find(second).request == 2
@@ -113,14 +116,17 @@ def test_targets_are_bounded_by_their_modules_bytes(monkeypatch):
     known = KnownTargets()
     forgotten = []
     for number in range(1, 5):
-        flight = Flight(number, Request(b"%d" % number * 6), None, Carrier())
+        flight = Flight(number, Request(b"%d" % number * 6), None, Carrier(), PendingInvocation())
         forgotten += [frame.number for frame in known.describe(flight) if isinstance(frame, ForgetFrame)]
     assert len(forgotten) == 3
 
 
 def test_a_queue_ends_requests_at_their_deadline_and_gives_the_others_in_order():
     queue = FlightQueue()
-    flights = [Flight(number, Request(b"", deadline_s=limit), None, Carrier()) for number, limit in PLANNED]
+    flights = [
+        Flight(number, Request(b"", deadline_s=limit), None, Carrier(), PendingInvocation())
+        for number, limit in PLANNED
+    ]
     for each in flights:
         queue.put(each)
     assert queue.expire(0.0) > 50

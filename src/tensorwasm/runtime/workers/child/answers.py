@@ -16,6 +16,8 @@ from tensorwasm.runtime.workers.wire import encode
 def encode_outcome(number: int, outcome: Invocation | BaseException) -> bytes:
     """Return the frames of an outcome, the output first."""
     try:
+        if isinstance(outcome, Invocation) and not (outcome.stdout or outcome.stderr or outcome.chunks):
+            return encode(describe_result(number, outcome))
         return b"".join(map(encode, _describe_outcome(number, outcome)))
     except BrokenFrame as broken:
         return encode(describe_error(number, broken))

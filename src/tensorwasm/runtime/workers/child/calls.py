@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tensorwasm.errors import GuestTrap
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.api.function import Function
-from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.executor.local import FunctionKey
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, configure
+from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 from tensorwasm.runtime.workers.child.parent_link import OutputWindow
 from tensorwasm.runtime.workers.frames import InvokeFrame, TargetFrame
 from tensorwasm.values import Deadline, Limits
@@ -34,13 +35,25 @@ class Target:
 
 
 class ShortCall:
-    """A call that is made on the thread that reads."""
+    """A call that is made on the thread that reads; another thread, which has taken the lead, may stop it."""
 
-    __slots__ = ("stop", "stop_with")
+    __slots__ = ("_stop", "_stopped")
 
     def __init__(self) -> None:
-        hook = StopHook()
-        self.stop, self.stop_with = hook.stop, hook.stop_with
+        self._stop: Callable[[], object] | None = None
+        self._stopped = False
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Set what ends its guest, which may be called twice."""
+        self._stop = stop
+        if self._stopped:  # looked at after it was set: one of both threads sees what the other did
+            stop()
+
+    def stop(self) -> None:
+        """End its guest."""
+        self._stopped = True
+        if self._stop is not None:
+            self._stop()
 
     def hush(self) -> None:
         """Do nothing: its output is sent with its outcome."""
@@ -98,23 +111,21 @@ def make_request(frame: InvokeFrame, target: Target, stdin: bytes, given: bytes)
 
 
 def run_short(
-    function: Function, frame: InvokeFrame, target: Target, stdin: bytes, given: bytes, call: ShortCall
+    function: Function,
+    plan: OneShotPlan,
+    frame: InvokeFrame,
+    target: Target,
+    stdin: bytes,
+    given: bytes,
+    call: ShortCall,
 ) -> Invocation | Exception:
     """Make a call; return what came of it."""
     try:
-        return function.dispatch.call(
-            frame.export,
-            frame.args,
-            announce=call.stop_with,
-            argv=frame.argv,
-            env=dict(frame.env) if frame.env else None,
-            stdin=stdin,
-            input=given,
-            grants=target.grants,
-            tenant=target.key.tenant,
-            memory_kind=target.frame.memory_kind,
-            deadline=Deadline.after(frame.deadline_s),
-        )
+        deadline, config = Deadline.after(frame.deadline_s), None
+        if function.prepared.needs_wasi:
+            env = dict(frame.env) if frame.env else None
+            config = configure(function, target.grants, argv=frame.argv, env=env, stdin=stdin)
+        return plan.invoke(frame.args, given, None, deadline, config, call.stop_with)
     except GuestTrap as error:
         _ = error.backtrace  # its lines are looked up here, where others do not wait for it
         return error

@@ -253,14 +253,15 @@ class Counter:
         if len(stdin) > target.key.limits.stdin_bytes or len(given) > STREAM_BYTES:
             return False  # to be refused
         try:
-            function = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
+            found = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
         except TensorWasmError:
             return False  # as the outcome of a request
-        if function is None:
+        if found is None:
             return False
+        function, plan = found
         call = self._calls[frame.request] = ShortCall()
         mark = crew.enter(tenant)
-        outcome = run_short(function, frame, target, stdin, given, call)
+        outcome = run_short(function, plan, frame, target, stdin, given, call)
         leads = crew.leave(mark)
         executor.end_short(function, began_s)
         if leads:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from tensorwasm.errors import DeviceLost, GuestError, TensorWasmError
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName
 from tensorwasm.runtime.workers.frames import (
     WINDOW,
     BrokenFrame,
@@ -49,6 +49,16 @@ class Carrier(Protocol):
         """Send so many more parts of a request's output: as many were taken."""
 
 
+class Ticket(Protocol):
+    """Who waits for a request's outcome. Any thread may call it."""
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Set what ends the request if nobody waits any more."""
+
+    def settle(self, outcome: Invocation | BaseException) -> None:
+        """Set the outcome; of several the first counts."""
+
+
 class Flight:
     """One request. Who serves its worker's conversation alone uses it once it was handed over.
 
@@ -57,22 +67,25 @@ class Flight:
         request: what to call.
         listener: takes the output, None to collect it.
         carrier: the worker.
+        ticket: gets the outcome.
 
     Attributes:
         number: as given.
         request: as given.
-        ticket: gets the outcome.
+        ticket: as given.
         deadline: when the request must have ended.
         overdue_at_s: when, on the monotonic clock, a worker that was given the request has failed to answer it.
     """
 
     __slots__ = ("_delivery", "_output", "deadline", "number", "overdue_at_s", "request", "ticket")
 
-    def __init__(self, number: int, request: Request, listener: Listener | None, carrier: Carrier) -> None:
+    def __init__(
+        self, number: int, request: Request, listener: Listener | None, carrier: Carrier, ticket: Ticket
+    ) -> None:
         self.number = number
         self.request = request
-        self.ticket = PendingInvocation()
-        self.ticket.hook.stop_with(partial(carrier.cancel, self))
+        self.ticket = ticket
+        ticket.stop_with(partial(carrier.cancel, self))
         self.deadline = Deadline.after(request.deadline_s)
         self.overdue_at_s = math.inf
         self._delivery: Delivery | None = None
