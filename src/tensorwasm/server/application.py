@@ -57,14 +57,20 @@ class Application:
         self.pipeline.draining = refusing
         await self._wait(limit_s)
         self.pipeline.draining = True
-        for task in list(self.pipeline.tasks):
+        for task in tuple(self.pipeline.tasks):
             task.cancel()
+        for call in tuple(self.pipeline.repeated.detached):
+            call.cancel()
         await self._wait(LAST_S)
 
     async def _wait(self, limit_s: float) -> None:
         ends_s = time.monotonic() + limit_s
-        while self.pipeline.tasks and (left_s := ends_s - time.monotonic()) > 0:  # others may have begun meanwhile
-            await asyncio.wait(self.pipeline.tasks, timeout=left_s)
+        while (running := self._running()) and (left_s := ends_s - time.monotonic()) > 0:  # others may have begun
+            await asyncio.wait(running, timeout=left_s)
+
+    def _running(self) -> set[asyncio.Future[None]]:
+        """Return what is done when the requests under way are."""
+        return {*self.pipeline.tasks, *(call.ended() for call in self.pipeline.repeated.detached)}
 
 
 RELAYED_BODY_S: Final = 30.0

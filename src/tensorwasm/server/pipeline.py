@@ -74,6 +74,7 @@ class Pipeline:
     Attributes:
         draining: new requests are refused.
         tasks: requests that had to wait.
+        repeated: requests whose heads came before; some run without a task.
         budget: memory for the bodies of all requests.
     """
 
@@ -104,14 +105,14 @@ class Pipeline:
         self._next_id = request_ids()
         self._decoders = {id(route): decoder(route) for route in self._table.routes}
         self._timing = RequestTiming(service)
-        self._repeated = RepeatedCalls(service, self._next_id, self._go_on)
+        self.repeated = RepeatedCalls(service, self._next_id, self._go_on)
 
     def begin(self, wire: WireRequest) -> None:
         """Begin with a request."""
         began_ns, plan = time.perf_counter_ns(), wire.head.plan
         sampled = self._timing.sampling and self._timing.is_due()
         repeats = plan is not None and plan.plain and not (sampled or wire.long or wire.broken or self.draining)
-        if not repeats or not self._repeated.answer(wire, plan, self._counts[id(plan.route)], began_ns):
+        if not repeats or not self.repeated.answer(wire, plan, self._counts[id(plan.route)], began_ns):
             exchange = Exchange(wire, began_ns)
             if not sampled and exchange.headers.get(TIMING) != "1":
                 self.start(exchange)

@@ -6,9 +6,12 @@ caller, tenant's rules, rate, quotas, the function. What is not answered at once
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
+
+import msgspec
 
 from tensorwasm.errors import RateLimited, TensorWasmError
 from tensorwasm.server.connection.request import WireRequest
@@ -18,8 +21,10 @@ from tensorwasm.server.http.replies import GZIP_BYTES, error_body
 from tensorwasm.server.http.routing import Answer, PreparedCall, Reply, Route
 from tensorwasm.service.admission.admission import Admitted
 from tensorwasm.service.call_service import CallService
+from tensorwasm.service.invocations.device_call import DeviceCall, Outcome
 from tensorwasm.telemetry.metrics import RouteCounts
 from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
+from tensorwasm.tenancy.buckets import LimitState
 from tensorwasm.tenancy.principal import Principal
 
 Begun = Reply | Coroutine[Any, Any, Answer] | BaseException
@@ -29,8 +34,24 @@ GoOn = Callable[[Exchange, Admitted, Begun | None], object]
 
 _JSON: Final = "content-type: application/json\r\n"
 _TOO_MANY: Final = RateLimited.http_status
+_DETACHED: Final = Reply()
+"""Stands for a call that answers its request by itself."""
 _REFUSED: Final = (_TOO_MANY, RateLimited.kind)
 _TOO_MANY_BODY: Final = error_body(RateLimited("too many requests"))
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """A request whose head came before: its route and caller, its rates, and the lines that begin its answer."""
+
+    wire: WireRequest
+    route: Route
+    principal: Principal
+    admitted: Admitted
+    counts: RouteCounts
+    request_id: str
+    began_ns: int
+    limits: tuple[LimitState, ...]
+    lines: str
 
 
 class RepeatedCalls:
@@ -41,6 +62,9 @@ class RepeatedCalls:
         next_id: names requests.
         go_on: is given what was not answered: the exchange, its admission, and what became of its call, None for one
             that was not prepared.
+
+    Attributes:
+        detached: calls under way in other processes, whose requests have no task.
     """
 
     def __init__(self, service: CallService, next_id: Callable[[], str], go_on: GoOn) -> None:
@@ -48,6 +72,7 @@ class RepeatedCalls:
         self._admission, self._audit = service.admission, service.audit
         self._find = service.admission.authenticator.find
         self._next_id, self._go_on = next_id, go_on
+        self.detached: set[DetachedCall] = set()
 
     def answer(self, wire: WireRequest, plan: HeadPlan, counts: RouteCounts, began_ns: int) -> bool:
         """Answer a request; return False, having done nothing, if its caller has to be admitted anew."""
@@ -61,62 +86,121 @@ class RepeatedCalls:
         limits, refusal = self._admission.count(principal, admitted)
         request_id = plan.request_id or self._next_id()
         lines = f"{_JSON}x-request-id: {request_id}\r\nx-trace-id: {plan.trace_id}\r\n{limit_lines(limits)}"
+        asked = Asked(wire, route, principal, admitted, counts, request_id, began_ns, limits, lines)
         if refusal is not None:
             counts.in_flight += 1
             lines = f"{lines}retry-after: {refusal.retry_after_s}\r\n"
             wire.answer_written(_TOO_MANY, lines.encode("ascii"), _TOO_MANY_BODY, len(_TOO_MANY_BODY))
-            resource: dict[str, Any] = {"tenant_id": admitted.tenant}
-            self._record(wire, route, principal, counts, request_id, began_ns, _REFUSED, resource)
+            self._record(asked, _REFUSED, {})
             return True
         call = plan.calls.get(wire.whole()) if plan.calls else None
-        begun, audit = self._begin(call, admitted) if call is not None else (None, {})
-        if type(begun) is Reply and type(body := begun.body) is bytes and len(body) < GZIP_BYTES:
-            counts.in_flight += 1
-            wire.answer_written(route.status, lines.encode("ascii"), body, len(body))
-            resource = {"tenant_id": admitted.tenant, **audit}
-            self._record(wire, route, principal, counts, request_id, began_ns, (route.status, None), resource)
-            return True
-        exchange = Exchange(wire, began_ns)
-        exchange.principal, exchange.tenant, exchange.limits = principal, admitted.tenant, limit_fields(limits)
-        exchange.request_id, exchange.audit = request_id, audit
-        self._go_on(exchange, admitted, begun)
+        begun, audit = self._begin(call, asked) if call is not None else (None, {})
+        if begun is not _DETACHED:
+            self.finish(asked, begun, audit)
         del begun  # an error leads here by the frames that it came through
         return True
 
-    def _begin(self, call: PreparedCall, admitted: Admitted) -> tuple[Begun, dict[str, str]]:
+    def _begin(self, call: PreparedCall, asked: Asked) -> tuple[Begun | None, dict[str, str]]:
         """Begin a call; return what became of it, and the fields of its audit record."""
         audit: dict[str, str] = {}
         try:
-            admitted.require_request()
+            asked.admitted.require_request()
             audit = call.audit
-            return call.begin(self._service, admitted), audit
+            begun = call.begin_detached(self._service, asked.admitted)
+            if isinstance(begun, DeviceCall):
+                DetachedCall(self, asked, call, begun)
+                begun = _DETACHED
         except Exception as error:  # noqa: BLE001 - the pipeline answers it
             return error, audit
+        return begun, audit
 
-    def _record(
-        self,
-        wire: WireRequest,
-        route: Route,
-        principal: Principal,
-        counts: RouteCounts,
-        request_id: str,
-        began_ns: int,
-        outcome: tuple[int, str | None],
-        resource: dict[str, Any],
-    ) -> None:
+    def finish(self, asked: Asked, begun: Begun | None, audit: dict[str, str], *, left: bool = False) -> None:
+        """Answer a request with what became of its call, or have the pipeline do it."""
+        if type(begun) is Reply and type(body := begun.body) is bytes and len(body) < GZIP_BYTES:
+            asked.counts.in_flight += 1
+            status = asked.route.status
+            asked.wire.answer_written(status, asked.lines.encode("ascii"), body, len(body))
+            self._record(asked, (status, None), audit)
+            return
+        exchange = Exchange(asked.wire, asked.began_ns)
+        exchange.principal, exchange.tenant = asked.principal, asked.admitted.tenant
+        exchange.limits = limit_fields(asked.limits)
+        exchange.request_id, exchange.audit, exchange.left = asked.request_id, audit, left
+        self._go_on(exchange, asked.admitted, begun)
+
+    def _record(self, asked: Asked, outcome: tuple[int, str | None], audit: dict[str, str]) -> None:
         """Count a request after its reply, and write its audit record."""
-        seconds = (time.perf_counter_ns() - began_ns) * 1e-9
-        counts.end(outcome[0], seconds)
+        seconds = (time.perf_counter_ns() - asked.began_ns) * 1e-9
+        asked.counts.end(outcome[0], seconds)
+        route, wire = asked.route, asked.wire
         self._audit.append(
             AuditRecord(
                 time.time_ns() // 1_000_000,
-                request_id,
-                actor_of(principal),
+                asked.request_id,
+                actor_of(asked.principal),
                 route.action or f"{route.method} {route.path}",
-                resource,
+                {"tenant_id": asked.admitted.tenant, **audit},
                 outcome_of(*outcome),
                 seconds * 1e3,
                 wire.client,
                 wire.certificate or None,
             )
         )
+
+
+class DetachedCall:
+    """A call in another process whose request needs no task meanwhile. It ends when its client leaves.
+
+    It holds one of the tenant's concurrent requests. Raises QuotaExceeded, and ends the call, if there is none free.
+    """
+
+    __slots__ = ("_asked", "_call", "_calls", "_ended", "_held", "_prepared")
+
+    def __init__(self, calls: RepeatedCalls, asked: Asked, prepared: PreparedCall, call: DeviceCall) -> None:
+        try:
+            self._held = asked.admitted.hold_request()
+        except BaseException:
+            call.close()
+            raise
+        self._calls, self._asked, self._prepared, self._call = calls, asked, prepared, call
+        self._ended: asyncio.Future[None] | None = None
+        asked.counts.in_flight += 1
+        calls.detached.add(self)
+        asked.wire.on_leaving(self._leave)
+        call.then(self._answer)
+
+    def _answer(self, outcome: Outcome) -> None:
+        begun: Begun
+        try:
+            begun = outcome if isinstance(outcome, BaseException) else self._prepared.reply(self._call, outcome)
+        except Exception as error:  # noqa: BLE001 - the pipeline answers it
+            begun = error
+        self._end(begun)
+        del begun, outcome  # an error leads here by the frames that it came through
+
+    def _leave(self) -> None:
+        self._call.close()
+        self._end(asyncio.CancelledError(), left=True)
+
+    def ended(self) -> asyncio.Future[None]:
+        """Return what is done once the request is answered."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
+
+    def cancel(self) -> None:
+        """End the call now; its client learns that the server shuts down."""
+        self._call.close()
+        self._end(asyncio.CancelledError())
+
+    def _end(self, begun: Begun, *, left: bool = False) -> None:
+        asked, ended = self._asked, self._ended
+        if self not in self._calls.detached:
+            return
+        self._calls.detached.discard(self)
+        asked.wire.stay(self._leave)
+        self._held.release()
+        asked.counts.in_flight -= 1
+        self._calls.finish(asked, begun, self._prepared.audit, left=left)
+        if ended is not None and not ended.done():
+            ended.set_result(None)

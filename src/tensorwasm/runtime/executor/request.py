@@ -159,6 +159,12 @@ class RunningCalls:
     def _leave(self, tenant: str, ended: Future[Invocation]) -> None:
         self.end(tenant, None if ended.cancelled() else ended.exception() or ended.result())
 
+    def refuse(self, tenant: str) -> None:
+        """Undo one `begin`."""
+        self.end(tenant, None)
+        with self._lock:
+            self._submitted -= 1
+
     def end(self, tenant: str, outcome: Invocation | BaseException | None) -> None:
         """Count a request off, with its outcome, if it has one."""
         gpu = getattr(outcome, "gpu", None)  # an error has none

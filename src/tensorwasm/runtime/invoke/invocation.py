@@ -116,60 +116,6 @@ class PendingInvocation(Future[Invocation]):
             return
 
 
-class AwaitedCall:
-    """The outcome of a call that one task of an event loop waits for. Made on the loop's thread; settled on any.
-
-    It costs a third of a `PendingInvocation` that is awaited: one future instead of two, and no locks.
-
-    Args:
-        ended: told once when there is an outcome, or nobody waits for it any more: then it is given None.
-    """
-
-    __slots__ = ("_answer", "_ended", "_loop", "_stop", "_thread")
-
-    def __init__(self, ended: Callable[[Invocation | BaseException | None], object]) -> None:
-        import asyncio  # noqa: PLC0415 - half of this package's import time, which event loops have spent already
-
-        self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[Invocation] = self._loop.create_future()
-        self._thread = threading.get_ident()
-        self._ended = ended
-        self._stop: Callable[[], object] | None = None
-
-    def stop_with(self, stop: Callable[[], object]) -> None:
-        """Set what stops the call, before anything waits."""
-        self._stop = stop
-
-    def settle(self, outcome: Invocation | BaseException) -> None:
-        """Set the outcome; of several the first counts."""
-        if threading.get_ident() == self._thread:
-            self._resolve(outcome)
-            return
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._resolve, outcome)
-
-    def _resolve(self, outcome: Invocation | BaseException) -> None:
-        if self._answer.done():
-            return
-        self._stop = None
-        self._ended(outcome)
-        if isinstance(outcome, BaseException):
-            self._answer.set_exception(outcome)
-        else:
-            self._answer.set_result(outcome)
-
-    async def wait(self) -> Invocation:
-        """Wait for the outcome, or its error. Cancelling the task stops the call."""
-        try:
-            return await self._answer
-        finally:
-            stop, self._stop = self._stop, None
-            if stop is not None:
-                self._answer.cancel()
-                self._ended(None)
-                stop()
-
-
 async def await_outcome(pending: Future[Invocation]) -> Invocation:
     """Wait for an outcome in an event loop, or its error. Cancelling the task cancels the call."""
     import asyncio  # noqa: PLC0415 - half of this package's import time, which event loops have spent already

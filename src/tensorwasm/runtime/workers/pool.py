@@ -7,12 +7,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from tensorwasm.runtime.api.lazy_device import checked_quota
 from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
-from tensorwasm.runtime.invoke.invocation import AwaitedCall, Invocation, Listener, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
 from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.conversation.flight import Flight, Ticket
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
@@ -142,28 +142,26 @@ class WorkerExecutor:
         It may also raise `DeviceUnavailable`, if the worker that it would be for was given up.
         """
         ticket = PendingInvocation()
-        worker = self._send(request, listener, ticket)
-        self._running.enter(request.tenant, ticket)
-        worker.begin()
+        self.send(request, ticket, listener)
         return ticket
 
-    def call(self, request: Request) -> Coroutine[Any, Any, Invocation]:
-        """Take a request as `submit` does, on an event loop's thread; return its outcome, to be awaited at once."""
-        ticket = AwaitedCall(partial(self._running.end, request.tenant))
-        worker = self._send(request, None, ticket)
-        self._running.begin(request.tenant)
-        worker.begin()
-        return ticket.wait()
-
-    def _send(self, request: Request, listener: Listener | None, ticket: Ticket) -> Worker:
-        """Leave a request with a worker, which is returned and has to begin."""
+    def send(self, request: Request, ticket: Ticket, listener: Listener | None = None) -> None:
+        """Take a request as `submit` does; the ticket gets its outcome, maybe before this returns."""
         check_request(request)
+        tenant, running = request.tenant, self._running
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             worker = self._place(request)
-            worker.submit(Flight(next(self._requests), self._within_quota(request, worker), listener, worker, ticket))
-            return worker
+            request = self._within_quota(request, worker)
+            flight = Flight(next(self._requests), request, listener, worker, ticket, partial(running.end, tenant))
+            running.begin(tenant)
+            try:
+                worker.submit(flight)
+            except BaseException:
+                running.refuse(tenant)
+                raise
+        worker.begin()
 
     def read_on(self, reader: LoopReader) -> None:
         """Have an event loop read what the processes of workers say that are started from now on."""

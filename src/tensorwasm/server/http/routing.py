@@ -17,8 +17,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from tensorwasm.errors import MethodNotAllowed, NotFound, TensorWasmError
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admitted, RouteClass
 from tensorwasm.service.call_service import CallService
+from tensorwasm.service.invocations.device_call import DeviceCall
 from tensorwasm.service.opening import Service
 from tensorwasm.tenancy.principal import Principal
 from tensorwasm.values import Deadline
@@ -125,6 +127,7 @@ class StreamedReply:
 
 
 Answer = Reply | StreamedReply
+DetachedBegun = Reply | Coroutine[Any, Any, Answer] | DeviceCall
 
 
 class PreparedCall(Protocol):
@@ -138,6 +141,12 @@ class PreparedCall(Protocol):
 
     def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Answer]:
         """Begin the call; the reply, or a coroutine of it, as `Route.handle` returns them."""
+
+    def begin_detached(self, service: CallService, admitted: Admitted) -> DetachedBegun:
+        """Begin the call, as one that needs no task if it runs in another process; `reply` has the answer to that."""
+
+    def reply(self, call: DeviceCall, outcome: Invocation) -> Reply | Coroutine[Any, Any, Answer]:
+        """Return the reply to a call that needed no task, or a coroutine of it. Raises the guest's failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from tensorwasm.errors import (
 )
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.decoding import STORED, check_arguments, decode_optional
-from tensorwasm.server.http.results import immediate_reply, result_reply
-from tensorwasm.server.http.routing import HttpRequest, Reply, Route, StreamedReply
+from tensorwasm.server.http.results import immediate_reply, is_long, result_reply
+from tensorwasm.server.http.routing import DetachedBegun, HttpRequest, Reply, Route, StreamedReply
 from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
 from tensorwasm.server.streaming.streamed_call import (
     StreamedCall,
@@ -39,6 +39,8 @@ from tensorwasm.server.streaming.streamed_call import (
 from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket
 from tensorwasm.service.admission.admission import Admitted
 from tensorwasm.service.call_service import CallService
+from tensorwasm.service.functions.loading import Resolved
+from tensorwasm.service.invocations.device_call import DeviceCall
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import NEVER, Deadline
 
@@ -60,13 +62,31 @@ class PreparedInvocation:
 
     def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
         """Call the function; at once if it is loaded and ends at once."""
+        return self._begin(service, admitted, service.functions.find(admitted.tenant, self._reference))
+
+    def begin_detached(self, service: CallService, admitted: Admitted) -> DetachedBegun:
+        """Do the same; a call of a function with a device needs no task, if there is nothing to wait for."""
         resolved = service.functions.find(admitted.tenant, self._reference)
+        started = None
+        if resolved is not None and resolved.cuda:
+            started = service.invocations.start(admitted, resolved, self._call)
+        return self._begin(service, admitted, resolved) if started is None else started
+
+    def _begin(
+        self, service: CallService, admitted: Admitted, resolved: Resolved | None
+    ) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
         if resolved is None:
             return self._resolve(service, admitted)
         outcome = service.invocations.begin(admitted, resolved, self._call)
         if isinstance(outcome, Invocation):
             return immediate_reply("function_id", resolved.record.id, outcome)
         return _finish(resolved.record.id, outcome)
+
+    def reply(self, call: DeviceCall, outcome: Invocation) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
+        """Return the reply; of much output a coroutine, which encodes it in pieces."""
+        if is_long(outcome):
+            return result_reply("function_id", call.function_id, outcome)
+        return immediate_reply("function_id", call.function_id, outcome)
 
     async def _resolve(self, service: CallService, admitted: Admitted) -> Reply | StreamedReply:
         resolved = await service.invocations.resolve(admitted, self._reference, self._call.deadline)

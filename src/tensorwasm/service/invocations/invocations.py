@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 from tensorwasm.errors import Draining, QuotaExceeded
 from tensorwasm.runtime.executor.local import CallThreads
 from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, await_outcome
-from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
+from tensorwasm.service.admission.admission import Admission, Admitted, Permit
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Resolved
+from tensorwasm.service.invocations.device_call import DeviceCall
 from tensorwasm.service.invocations.request import MAX_ARGS, InvocationRequest, deadline_of, options_for, worker_request
 from tensorwasm.service.invocations.streaming import CapturedOutput, Channel, GuestStream
+from tensorwasm.service.invocations.turns import Counts, GuestTurn, GuestTurns, sent_bytes_of
 from tensorwasm.service.invocations.workers import Workers
 from tensorwasm.service.usage import UsageMeter
 from tensorwasm.telemetry.timeline import waiting
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tensorwasm.runtime.invoke.invocation import CallInputs
+    from tensorwasm.runtime.workers.pool import WorkerExecutor
     from tensorwasm.values import Deadline
 
 
@@ -62,16 +65,6 @@ class InvocationStatistics:
     chunks: int
 
 
-@dataclass(slots=True)
-class _Turn:
-    """An invocation on a thread or in a worker: its outcome, streamed bytes, and when its guest was submitted."""
-
-    permit: Permit
-    outcome: Invocation | None = None
-    sent_bytes: int = 0
-    began_s: float | None = None
-
-
 class Invocations:
     """Calls functions; `workers` runs guests with a device. For one event loop."""
 
@@ -82,9 +75,8 @@ class Invocations:
         self._note = ledger.note
         self._cpu = admission.guests["cpu"]
         self._threads = CallThreads()
-        self._begun = self._ended = self._inline = self._chunks = 0
-        self._draining = False
-        self._idle = asyncio.Event()
+        self._counts = Counts()
+        self._turns = GuestTurns(admission, ledger.note, self._counts)
 
     async def invoke(self, admitted: Admitted, reference: str, request: InvocationRequest) -> Invocation:
         """Call an export of the function that a reference leads to. Cancelling the caller's task ends the guest.
@@ -120,7 +112,7 @@ class Invocations:
         """Do what `invoke` does as far as possible at once; return the outcome, or a coroutine that must be awaited."""
         if len(request.args) > MAX_ARGS or request.env or request.deadline.at_ns is not None:
             request.check()
-        if self._draining:
+        if self._counts.draining:
             raise Draining("the service is shutting down")
         if not resolved.may_begin_here:
             return self._run_elsewhere(admitted, resolved, request)
@@ -163,12 +155,12 @@ class Invocations:
         try:
             outcome = resolved.function.dispatch.begin_pure(request.export, request.args, resolved.tenant)
         except BaseException:
-            self._begun += 1
+            self._counts.begun += 1
             self._end(admitted, None, request, None, time.perf_counter() - began_s)
             raise
         if outcome is not None:
-            self._begun += 1
-            self._inline += 1
+            self._counts.begun += 1
+            self._counts.inline += 1
             self._end(admitted, None, request, outcome, outcome.elapsed_s)
         return outcome
 
@@ -199,7 +191,7 @@ class Invocations:
         self, permit: Permit, resolved: Resolved, request: InvocationRequest, deadline: Deadline
     ) -> Invocation | Coroutine[Any, Any, Invocation]:
         """Begin an invocation that has a turn and its memory."""
-        self._begun += 1
+        self._counts.begun += 1
         began_s = time.perf_counter()
         try:
             outcome = resolved.function.dispatch.begin(
@@ -209,7 +201,7 @@ class Invocations:
             self._end(permit.admitted, permit, request, None, time.perf_counter() - began_s)
             raise
         if isinstance(outcome, Invocation):
-            self._inline += 1
+            self._counts.inline += 1
             self._end(permit.admitted, permit, request, outcome, outcome.elapsed_s)
             return outcome
         return self._finish(permit, request, outcome, began_s)
@@ -236,17 +228,15 @@ class Invocations:
         spent_s: float,
     ) -> None:
         """Count an invocation without a device, and release its permit; without an outcome it failed."""
-        self._ended += 1
-        if self._draining:
-            self._look_for_end()
+        self._counts.end()
         if permit is not None:
             permit.release(spent_s * 1e3)
         elif self._cpu.free < self._cpu.slots:  # an idle gate has no shares to account for
             self._cpu.charge(admitted.tenant, admitted.policy.weight, spent_s * 1e3)
         given_bytes, sent_bytes = len(request.input) + len(request.stdin), 0
         if outcome is not None and (outcome.chunks or outcome.stdout or outcome.stderr):
-            self._chunks += len(outcome.chunks)
-            sent_bytes = _sent_bytes(outcome)
+            self._counts.chunks += len(outcome.chunks)
+            sent_bytes = sent_bytes_of(outcome)
         self._note(admitted.tenant, 1, 1 if outcome is None else 0, int(spent_s * 1e6), 0, 0, given_bytes, sent_bytes)
 
     async def _run_elsewhere(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation:
@@ -254,18 +244,59 @@ class Invocations:
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-        turn = await self._begin_turn("gpu" if resolved.cuda else "cpu", admitted, resolved, deadline)
-        try:
-            if resolved.cuda:
+            turn = await self._turns.begin("gpu", admitted, resolved, deadline)
+            try:
                 executor = self.workers.executor or await self.workers.open()
-                running = executor.call(worker_request(resolved, request, deadline, admitted.policy))
-            else:
-                running = await_outcome(self._call_on_thread(resolved, request, deadline))
+            except BaseException:
+                self._turns.end(turn, resolved, request)
+                raise
+            return await self._send(executor, turn, resolved, request, deadline)
+        turn = await self._turns.begin("cpu", admitted, resolved, deadline)
+        try:
+            pending = self._call_on_thread(resolved, request, deadline)
             turn.began_s = time.perf_counter()
-            turn.outcome = await running
+            turn.outcome = await await_outcome(pending)
             return turn.outcome
         finally:
-            self._end_turn(turn, resolved, request)
+            self._turns.end(turn, resolved, request)
+
+    def start(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> DeviceCall | None:
+        """Begin a call of a function with a device at once; return None if it has to wait, and `begin` is to be used.
+
+        Raises what `begin` and its coroutine raise before a guest runs.
+        """
+        executor = self.workers.executor
+        if executor is None or self._counts.draining:
+            return None
+        if len(request.args) > MAX_ARGS or request.env or request.deadline.at_ns is not None:
+            request.check()
+        admitted.check_budget()
+        turn = self._turns.try_begin("gpu", admitted, resolved)
+        return self._send(executor, turn, resolved, request, deadline_of(resolved, request)) if turn else None
+
+    def _send(
+        self,
+        executor: WorkerExecutor,
+        turn: GuestTurn,
+        resolved: Resolved,
+        request: InvocationRequest,
+        deadline: Deadline,
+    ) -> DeviceCall:
+        """Send a call that has a turn to a worker; the turn ends with the call, or when this raises."""
+
+        def finish(outcome: Invocation | BaseException | None) -> None:
+            turn.outcome = outcome if isinstance(outcome, Invocation) else None
+            self._turns.end(turn, resolved, request)
+
+        call = DeviceCall(resolved.record.id, finish)
+        try:
+            turn.began_s = time.perf_counter()
+            executor.send(worker_request(resolved, request, deadline, turn.permit.admitted.policy), call)
+        except BaseException:
+            turn.began_s = None
+            call.close()
+            raise
+        return call
 
     @asynccontextmanager
     async def stream(
@@ -280,13 +311,13 @@ class Invocations:
         resolved = self._functions.find(admitted.tenant, reference) or await self.resolve(
             admitted, reference, request.deadline
         )
-        if self._draining:
+        if self._counts.draining:
             raise Draining("the service is shutting down")
         resolved.function.choose(request.export)
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-        turn = await self._begin_turn("streams", admitted, resolved, deadline)
+        turn = await self._turns.begin("streams", admitted, resolved, deadline)
         try:
             channel, output = Channel(deadline), CapturedOutput(resolved.limits.output_bytes)
             if resolved.cuda:
@@ -303,7 +334,7 @@ class Invocations:
                 await stream.leave()
                 turn.outcome, turn.sent_bytes = stream.result, stream.sent_bytes
         finally:
-            self._end_turn(turn, resolved, request)
+            self._turns.end(turn, resolved, request)
 
     def _call_on_thread(
         self, resolved: Resolved, request: InvocationRequest, deadline: Deadline, channel: Channel | None = None
@@ -315,82 +346,28 @@ class Invocations:
         call = partial(resolved.function.dispatch.call, request.export, request.args, **cast("CallInputs", options))
         return self._threads.submit(lambda announce: call(announce=announce))
 
-    async def _begin_turn(self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline) -> _Turn:
-        """Wait for a turn, and take the instance's quotas; `_end_turn` gives both back."""
-        gate = self.admission.guests[kind]
-        permit = admitted.try_permit(gate) or await admitted.permit(gate, deadline)
-        try:
-            if not permit.try_hold(resolved.limits.memory_bytes):
-                await permit.hold(resolved.limits.memory_bytes, deadline)
-        except BaseException:
-            permit.release()
-            raise
-        self._begun += 1
-        return _Turn(permit)
-
-    def _end_turn(self, turn: _Turn, resolved: Resolved, request: InvocationRequest) -> None:
-        """End a turn, and count its usage."""
-        spent_ms: float | None = 0.0
-        try:
-            spent_ms = self._settle(turn.permit.admitted.tenant, resolved, request, turn)
-            self._ended += 1
-            self._look_for_end()
-        finally:
-            turn.permit.release(spent_ms)
-
-    def _settle(self, tenant: int, resolved: Resolved, request: InvocationRequest, turn: _Turn) -> float | None:
-        """Count an invocation's usage; return its milliseconds, None if its guest did not begin."""
-        outcome, given_bytes = turn.outcome, len(request.input) + len(request.stdin)
-        if outcome is not None:
-            self._chunks += len(outcome.chunks)
-            spent_s, sent_bytes = outcome.elapsed_s, _sent_bytes(outcome) + turn.sent_bytes
-            launches = outcome.gpu.kernels_launched if outcome.gpu is not None else 0
-            on_device = launches > 0
-        elif turn.began_s is not None:
-            spent_s, sent_bytes, launches = time.perf_counter() - turn.began_s, turn.sent_bytes, 0
-            on_device = resolved.cuda
-        else:
-            self._note(tenant, 1, 1, 0, 0, 0, given_bytes)
-            return None
-        spent_us = int(spent_s * 1e6)
-        gpu_us = spent_us if on_device else 0
-        if on_device:
-            self.admission.quotas.charge(tenant, gpu_us=gpu_us, launches=launches)
-        self._note(tenant, 1, int(outcome is None), spent_us, gpu_us, launches, given_bytes, sent_bytes)
-        return spent_s * 1e3
-
     def _count_chunk(self) -> None:
-        self._chunks += 1
-
-    def _look_for_end(self) -> None:
-        if self._draining and self._ended == self._begun:
-            self._idle.set()
+        self._counts.chunks += 1
 
     def statistics(self) -> InvocationStatistics:
         """Return a snapshot."""
         return InvocationStatistics(
-            self._begun - self._ended,
-            self._begun,
-            self._inline,
+            self._counts.begun - self._counts.ended,
+            self._counts.begun,
+            self._counts.inline,
             self.admission.statistics(),
             self.admission.instances.waiting,
             self.admission.instances.waits,
             self.workers.restarts,
-            self._chunks,
+            self._counts.chunks,
         )
 
     async def close(self, limit_s: float = 0.0) -> None:
         """Refuse new invocations, wait `limit_s` at most for the running ones, and end the worker processes."""
-        self._draining = True
-        if self._ended < self._begun:
+        self._counts.draining = True
+        if self._counts.ended < self._counts.begun:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), limit_s)
+                await asyncio.wait_for(self._counts.idle.wait(), limit_s)
         await self.workers.close()
         self._threads.end()
         await asyncio.to_thread(self._threads.close)
-
-
-def _sent_bytes(outcome: Invocation) -> int:
-    """Return the length of all output that an outcome contains."""
-    chunks = outcome.chunks
-    return len(outcome.stdout) + len(outcome.stderr) + (sum(map(len, chunks)) if chunks else 0)

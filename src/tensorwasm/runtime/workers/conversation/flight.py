@@ -68,6 +68,7 @@ class Flight:
         listener: takes the output, None to collect it.
         carrier: the worker.
         ticket: gets the outcome.
+        ended: told the outcome before the ticket, and whether or not anybody waits for it.
 
     Attributes:
         number: as given.
@@ -77,14 +78,21 @@ class Flight:
         overdue_at_s: when, on the monotonic clock, a worker that was given the request has failed to answer it.
     """
 
-    __slots__ = ("_delivery", "_output", "deadline", "number", "overdue_at_s", "request", "ticket")
+    __slots__ = ("_delivery", "_ended", "_output", "deadline", "number", "overdue_at_s", "request", "ticket")
 
     def __init__(
-        self, number: int, request: Request, listener: Listener | None, carrier: Carrier, ticket: Ticket
+        self,
+        number: int,
+        request: Request,
+        listener: Listener | None,
+        carrier: Carrier,
+        ticket: Ticket,
+        ended: Callable[[Invocation | BaseException], object] | None = None,
     ) -> None:
         self.number = number
         self.request = request
         self.ticket = ticket
+        self._ended = ended
         ticket.stop_with(partial(carrier.cancel, self))
         self.deadline = Deadline.after(request.deadline_s)
         self.overdue_at_s = math.inf
@@ -144,6 +152,8 @@ class Flight:
 
     def _settle(self, outcome: Invocation | TensorWasmError) -> None:
         delivery = self._delivery
+        if self._ended is not None:
+            self._ended(outcome)
         if delivery is None:
             self.ticket.settle(outcome)
             return
