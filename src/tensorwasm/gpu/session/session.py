@@ -77,10 +77,6 @@ def _describe_compiled(kernels: int, ptx_bytes: int, launched: int, replays: int
     )
 
 
-_RENEW: Final = (Windows.renew, partial(Windows.renew, cleared=True))
-"""By whether the window is being cleared."""
-
-
 class Session:
     """One instance's part of a device; see the package for the errors of its methods.
 
@@ -280,7 +276,6 @@ class Session:
         if core.closed or (core.window is not None and core.window.stop.status):
             return False
         launched = core.launched + core.layout.counters()[0]
-        compiled = not core.used
         if core.used:
             with core.lock:
                 idle = core.failure is None and core.graphs.recording is None and not core.layout.staged
@@ -290,24 +285,18 @@ class Session:
                 core.launched = core.staged = core.replayed = core.refused = 0
                 core.used = False
         clearing = core.window is not None and launched > 0
-        if core.window is not None and clearing and not self._clear(core.window, compiled=compiled):
+        if core.window is not None and clearing and not self._clear(core.window):
             return False
-        if attempt(_RENEW[clearing], core.windows):
+        if attempt(partial(Windows.renew, cleared=clearing), core.windows):
             return False
         core.work.permit.renew()
         core.table.forget_loads()
         return True
 
-    def _clear(self, window: SessionWindow, *, compiled: bool) -> bool:
-        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked.
-
-        ``compiled`` says that compiled code alone has done anything: what kernels can reach is as it was.
-        """
-        core = self._core
+    def _clear(self, window: SessionWindow) -> bool:
+        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked."""
+        core, ranges = self._core, window.clear_ranges
         self._clearing, self._clearing_since_ns = core.work.find(OWN).stream, time.monotonic_ns()
-        if compiled and core.layout.clearing == CLEARING_STARTED:
-            return True
-        ranges = window.clear_ranges
         if core.layout.clearing == CLEARING_STARTED and ranges:
             return True
         core.layout.show_clear(ranges)
