@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,9 @@ FREESTANDING: Final = "freestanding guest"
 WASI: Final = "guest with WASI and libc"
 
 _BARS: Final = {FREESTANDING: 0.8, WASI: 0.5}
+_FRONTS_BAR: Final = 1.5
+_LATENCY_BARS_MS: Final = {(FREESTANDING, 1): (0.25, None), (FREESTANDING, 16): (None, 3.0)}
+"""The most that p50 and p99 may be, by guest and connections."""
 _CONNECTIONS: Final = (1, 16, 64)
 _MOST: Final = _CONNECTIONS[-1]
 _ROUNDS: Final = 3
@@ -103,29 +106,34 @@ def _one_front(service: RunningService, folder: Path, seconds: float, *, real: b
             url = peers.enter_context(serve_peer(CUPY, folder))
             subjects[CUPY] = _Subject(url, _CALLS[CUPY], {})
         for connections in _CONNECTIONS:
-            yield from _compare(subjects, seconds, connections, real=real)
+            yield from compare(_press(subjects, seconds, connections), connections, real=real)
 
 
-def _compare(subjects: Mapping[str, _Subject], seconds: float, connections: int, *, real: bool) -> Iterator[Figure]:
+def _press(subjects: Mapping[str, _Subject], seconds: float, connections: int) -> dict[str, list[WrkResult]]:
+    """Return the outcomes of runs of wrk against each subject, in turns, without those of the first one."""
     results: dict[str, list[WrkResult]] = {name: [] for name in subjects}
 
     def press(name: str) -> float:
         results[name].append(subjects[name].press(seconds, connections))
         return results[name][-1].per_s
 
-    taken = alternate({name: partial(press, name) for name in subjects}, _ROUNDS)
-    peers = taken.get(CUPY, ())
+    alternate({name: partial(press, name) for name in subjects}, _ROUNDS)
+    return {name: each[1:] for name, each in results.items()}
+
+
+def compare(results: Mapping[str, Sequence[WrkResult]], connections: int, *, real: bool) -> Iterator[Figure]:
+    """Yield figures of both guests beside those of the peer; bars are for a real GPU."""
+    peers = [result.per_s for result in results.get(CUPY, ())]
     if peers:
         yield sampled(_named(CUPY, connections), "requests/s", peers)
     for kind, bar in _BARS.items():
         held = bar if real and connections == _MOST else None
-        name = _named(kind, connections)
-        yield sampled(name, "requests/s", taken[kind], peer=CUPY, peers=peers, bar=held, at_least=True)
+        per_s = [result.per_s for result in results[kind]]
+        yield sampled(_named(kind, connections), "requests/s", per_s, peer=CUPY, peers=peers, bar=held, at_least=True)
     for name, each in results.items():
-        alone, crowd = real and name == FREESTANDING and connections == 1, real and name == FREESTANDING
-        p50s, p99s = ([getattr(result, field) for result in each[1:]] for field in ("p50_ms", "p99_ms"))
-        yield sampled(f"{_named(name, connections)}, p50", "ms", p50s, bar=0.25 if alone else None)
-        yield sampled(f"{_named(name, connections)}, p99", "ms", p99s, bar=3.0 if crowd and connections == 16 else None)
+        p50_bar, p99_bar = _LATENCY_BARS_MS.get((name, connections), (None, None)) if real else (None, None)
+        yield sampled(f"{_named(name, connections)}, p50", "ms", [result.p50_ms for result in each], bar=p50_bar)
+        yield sampled(f"{_named(name, connections)}, p99", "ms", [result.p99_ms for result in each], bar=p99_bar)
 
 
 def tenants_guest(tenant: int) -> bytes:
@@ -167,6 +175,6 @@ def _several_fronts(
                 subject = _Subject(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers)
             rounds = [subject.press(seconds, _MOST).per_s for _ in range(_ROUNDS + 1)]
             name = f"{kind}, {_FRONTS} fronts, {_MOST} connections"
-            bar = 1.5 if real and kind == FREESTANDING else None
+            bar = _FRONTS_BAR if real and kind == FREESTANDING else None
             peer = [peers] if peers is not None else []
             yield sampled(name, "requests/s", rounds[1:], peer=CUPY, peers=peer, bar=bar, at_least=True)
