@@ -279,6 +279,13 @@ def test_an_unknown_benchmark_lists_those_there_are():
     assert b"emulator" in done.stderr
 
 
+@pytest.mark.parametrize("option", [("--sweep",), ("--workers", "2")])
+def test_a_benchmark_without_a_server_takes_no_sweep(option):
+    done = run("bench", "emulator", *option)
+    assert done.returncode == 2
+    assert b"gpu-http, http" in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which only Linux has")
 @pytest.mark.parametrize("text", [ADD, "wasi"])
 def test_output_that_cannot_be_written_is_no_bug_of_ours(module, text):

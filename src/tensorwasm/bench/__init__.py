@@ -17,8 +17,8 @@ from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.sandbox import measure_sandbox
-from tensorwasm.bench.service.gpu_http import measure_gpu_http
-from tensorwasm.bench.service.http import measure_http
+from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
+from tensorwasm.bench.service.http import measure_http, sweep_http
 from tensorwasm.bench.service.neighbours import measure_neighbours
 from tensorwasm.bench.service.pauses import measure_pauses
 from tensorwasm.bench.service.soak import measure_soak
@@ -47,3 +47,6 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
 
 TIMED: Final = frozenset({"gpu-http", "http", "neighbours", "pauses", "sandbox"})
+
+SWEEPS: Final[Mapping[str, Callable[..., Report]]] = {"gpu-http": sweep_gpu_http, "http": sweep_http}
+"""Measure the same servers with more and more connections; like those benchmarks they take ``workers``, too."""

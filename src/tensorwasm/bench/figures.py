@@ -98,16 +98,25 @@ class Report:
     def _table(self, rows: Sequence[Sequence[str]]) -> str:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join((f"{self.benchmark} on {self.device or 'this machine'}", "", *lines)) + "\n"
+        return "\n".join((self.title, "", *lines)) + "\n"
 
     @property
-    def bars(self) -> int:
-        """Number of bars that `draw` draws."""
-        return sum(1 for figure in self.figures if figure.bar)
+    def title(self) -> str:
+        """The benchmark, and what it ran on."""
+        return f"{self.benchmark} on {self.device or 'this machine'}"
 
-    def draw(self, axes: Any) -> None:
-        """Draw how far each figure is from its bar: 1 is the bar, shorter is better."""
+    def _rows_on(self, canvas: Any, count: int) -> Any:
+        """Return axes for so many rows, the first one on top."""
+        canvas.set_size_inches(8, 1 + 0.5 * count)
+        axes = canvas.subplots()
+        axes.invert_yaxis()
+        axes.set_title(self.title, loc="left")
+        return axes
+
+    def draw(self, canvas: Any) -> None:
+        """Draw on matplotlib's canvas how far each figure is from its bar: 1 is the bar, shorter is better."""
         rows = [figure for figure in self.figures if figure.bar]
+        axes = self._rows_on(canvas, len(rows))
         used = []
         for row in rows:
             share = (row.result or 0.0) / (row.bar or 1.0)
@@ -224,11 +233,8 @@ def plot(report: Report, path: Path) -> None:
         from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - takes a second, and only a plot needs it
     except ImportError:
         raise InvalidArgs("--plot needs matplotlib: pip install matplotlib") from None
-    canvas = Canvas(figsize=(8, 1 + 0.5 * report.bars), layout="constrained")
-    axes = canvas.subplots()
-    report.draw(axes)
-    axes.invert_yaxis()
-    axes.set_title(f"{report.benchmark} on {report.device or 'this machine'}", loc="left")
+    canvas = Canvas(layout="constrained")
+    report.draw(canvas)
     try:
         canvas.savefig(path)
     except ValueError as error:

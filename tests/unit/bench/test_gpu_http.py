@@ -10,7 +10,7 @@ from tensorwasm.bench.harness import read_guest
 from tensorwasm.bench.peers import cupy_server
 from tensorwasm.bench.peers.host import CUPY
 from tensorwasm.bench.service.gpu_http import FREESTANDING, WASI, compare, tenants_guest
-from tensorwasm.bench.service.http import WrkResult
+from tensorwasm.bench.service.wrk import WrkResult
 
 GPU = {"grants": {"cuda"}}
 

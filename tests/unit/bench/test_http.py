@@ -4,7 +4,8 @@ import json
 
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.peers.host import NODE, WORKERD
-from tensorwasm.bench.service.http import OURS, WrkResult, compare
+from tensorwasm.bench.service.http import OURS, compare
+from tensorwasm.bench.service.wrk import WrkResult
 
 
 def rounds(per_s, p99_ms):

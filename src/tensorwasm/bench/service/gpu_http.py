@@ -11,18 +11,18 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, p99, sampled, summarise
+from tensorwasm.bench.figures import Figure, MissingPeer, Report, p99, sampled, summarise
 from tensorwasm.bench.harness import read_guest, scratch_folder
 from tensorwasm.bench.peers.host import CUPY, serve_peer
-from tensorwasm.bench.service.http import WrkResult, apply_load, require_wrk
-from tensorwasm.bench.service.serving import RunningService, ServiceClient, serving, tenant_headers
+from tensorwasm.bench.service.serving import UNLIMITED, RunningService, ServiceClient, serving, tenant_headers
+from tensorwasm.bench.service.sweep import SweepReport, sweep
+from tensorwasm.bench.service.wrk import WrkResult, WrkTarget, dividing_processors, press_in_turns, require_wrk
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Runtime
+from tensorwasm.values import DeviceInfo
 
 FREESTANDING: Final = "freestanding guest"
 WASI: Final = "guest with WASI and libc"
@@ -34,46 +34,65 @@ _LATENCY_BARS_MS: Final = {(FREESTANDING, 1): (0.25, None), (FREESTANDING, 16): 
 _CONNECTIONS: Final = (1, 16, 64)
 _MOST: Final = _CONNECTIONS[-1]
 _ROUNDS: Final = 3
-_FRONTS: Final = 4
 _IN_TURN: Final = 3
 _DEPLOYERS: Final = 16
 _KERNEL: Final = b"// Adds one to each of 64 numbers."
 _ANSWER: Final = {"export": "increment", "args": [41]}
 _PROGRAM: Final = {"argv": ["increment", "41"]}
 _CALLS: Final[Mapping[str, object]] = {FREESTANDING: _ANSWER, WASI: _PROGRAM, CUPY: {"args": [41]}}
-_LIMITS: Final = {"qps": 1_000_000, "burst": 100_000}  # never reached
 
 
-def measure_gpu_http(choice: str = "auto", *, seconds: float = 4.0, tenants: int | None = None) -> Report:
-    """Measure requests with a kernel each, in runs of wrk of so many seconds; with 1,000 tenants on a GPU."""
+def measure_gpu_http(
+    choice: str = "auto", *, seconds: float = 4.0, workers: int = 4, tenants: int | None = None
+) -> Report:
+    """Measure requests with a kernel each, in runs of wrk of so many seconds; with 1,000 tenants on a GPU.
+
+    Args:
+        choice: of a device.
+        seconds: of each run.
+        workers: processes of the server that has several.
+        tenants: that are called in turn.
+    """
     require_wrk()
-    with Runtime(device=choice) as runtime:
-        device = runtime.device
+    device, settings = _find_device(choice)
     real = device.kind == "cuda"
-    settings = {"TENSOR_WASM_DEVICE": f"cuda:{device.ordinal}" if real else "emulator", "TENSOR_WASM_NATIVE": "on"}
     count = tenants or (1000 if real else 20)
     with scratch_folder() as folder:
         with serving(folder / "one", settings) as service:
-            figures = [*_one_front(service, folder, seconds, real=real), *_tenants_in_turn(service, count, real=real)]
-        peers = next((figure.value for figure in figures if figure.name == _named(CUPY, _MOST)), None)
-        figures += _several_fronts(folder, settings, seconds, peers, real=real)
+            with _targets(service, folder) as targets:
+                figures = [
+                    figure
+                    for connections in _CONNECTIONS
+                    for figure in compare(
+                        press_in_turns(targets, seconds, connections, _ROUNDS), connections, real=real
+                    )
+                ]
+            figures += _tenants_in_turn(service, count, real=real)
+        peers = [figure.value for figure in figures if figure.name == _named(CUPY, _MOST)]
+        with serving(folder / "fronts", {**settings, "TENSOR_WASM_WORKERS": str(workers)}) as service:
+            figures += _several_fronts(service, workers, seconds, peers, real=real)
     return Report("gpu-http", device.name, tuple(figures))
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What is measured: where it is asked, what, and with which headers."""
+def sweep_gpu_http(choice: str = "auto", *, seconds: float = 4.0, workers: int = 1) -> SweepReport:
+    """Measure both guests and the peer with more and more connections, in runs of wrk of so many seconds."""
+    require_wrk()
+    device, settings = _find_device(choice)
+    with (
+        dividing_processors() as clients,
+        scratch_folder() as folder,
+        serving(folder / "data", {**settings, "TENSOR_WASM_WORKERS": str(workers)}) as service,
+        _targets(service, folder) as targets,
+    ):
+        return sweep("gpu-http", device.name, targets, seconds, clients)
 
-    url: str
-    body: object
-    headers: Mapping[str, str]
 
-    def press(self, seconds: float, connections: int) -> WrkResult:
-        """Return the outcome of one run of wrk, in which every request succeeded."""
-        result = apply_load(self.url, self.body, self.headers, seconds=seconds, connections=connections)
-        if result.refused or result.broken:
-            raise InternalError(f"{self.url}: {result.refused} without success, {result.broken} without an answer")
-        return result
+def _find_device(choice: str) -> tuple[DeviceInfo, dict[str, str]]:
+    """Return the device, and the settings of a server that uses it."""
+    with Runtime(device=choice) as runtime:
+        device = runtime.device
+    chosen = f"cuda:{device.ordinal}" if device.kind == "cuda" else "emulator"
+    return device, {"TENSOR_WASM_DEVICE": chosen, "TENSOR_WASM_NATIVE": "on"}
 
 
 def _deploy(client: ServiceClient, kind: str, module: bytes | None = None) -> str:
@@ -92,33 +111,26 @@ def _named(subject: str, connections: int) -> str:
     return f"{subject}, {connections} connection{'s' if connections > 1 else ''}"
 
 
-def _one_front(service: RunningService, folder: Path, seconds: float, *, real: bool) -> Iterator[Figure]:
-    """Yield throughput and latencies of one server and of the peer, in turns."""
+@contextlib.contextmanager
+def _targets(service: RunningService, folder: Path) -> Iterator[dict[str, WrkTarget]]:
+    """Run the peer if it is installed, and yield what is asked of it and of both guests."""
+    with contextlib.ExitStack() as peers:
+        targets = _guests(service)
+        with contextlib.suppress(MissingPeer):  # its figures say that it is missing, and miss their bars
+            targets[CUPY] = WrkTarget(peers.enter_context(serve_peer(CUPY, folder)), _CALLS[CUPY], {})
+        yield targets
+
+
+def _guests(service: RunningService) -> dict[str, WrkTarget]:
+    """Deploy both guests for a tenant without limits, and return what is asked of them."""
     headers = tenant_headers(service.token, 1)
     with service.client() as client:
-        client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
-        subjects = {
-            kind: _Subject(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers)
+        client.ask("PATCH", "/tenants/1", {"quotas": UNLIMITED})
+        client.wait_until_ready()
+        return {
+            kind: WrkTarget(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers)
             for kind in (FREESTANDING, WASI)
         }
-    with contextlib.ExitStack() as peers:
-        with contextlib.suppress(MissingPeer):  # its figures say that it is missing, and miss their bars
-            url = peers.enter_context(serve_peer(CUPY, folder))
-            subjects[CUPY] = _Subject(url, _CALLS[CUPY], {})
-        for connections in _CONNECTIONS:
-            yield from compare(_press(subjects, seconds, connections), connections, real=real)
-
-
-def _press(subjects: Mapping[str, _Subject], seconds: float, connections: int) -> dict[str, list[WrkResult]]:
-    """Return the outcomes of runs of wrk against each subject, in turns, without those of the first one."""
-    results: dict[str, list[WrkResult]] = {name: [] for name in subjects}
-
-    def press(name: str) -> float:
-        results[name].append(subjects[name].press(seconds, connections))
-        return results[name][-1].per_s
-
-    alternate({name: partial(press, name) for name in subjects}, _ROUNDS)
-    return {name: each[1:] for name, each in results.items()}
 
 
 def compare(results: Mapping[str, Sequence[WrkResult]], connections: int, *, real: bool) -> Iterator[Figure]:
@@ -164,17 +176,11 @@ def _tenants_in_turn(service: RunningService, count: int, *, real: bool) -> Iter
 
 
 def _several_fronts(
-    folder: Path, settings: Mapping[str, str], seconds: float, peers: float | None, *, real: bool
+    service: RunningService, fronts: int, seconds: float, peers: Sequence[float], *, real: bool
 ) -> Iterator[Figure]:
     """Yield the throughput of one server with several fronts."""
-    with serving(folder / "fronts", {**settings, "TENSOR_WASM_WORKERS": str(_FRONTS)}) as service:
-        headers = tenant_headers(service.token, 1)
-        for kind in (FREESTANDING, WASI):
-            with service.client() as client:
-                client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
-                subject = _Subject(f"{service.url}{_deploy(client, kind)}", _CALLS[kind], headers)
-            rounds = [subject.press(seconds, _MOST).per_s for _ in range(_ROUNDS + 1)]
-            name = f"{kind}, {_FRONTS} fronts, {_MOST} connections"
-            bar = _FRONTS_BAR if real and kind == FREESTANDING else None
-            peer = [peers] if peers is not None else []
-            yield sampled(name, "requests/s", rounds[1:], peer=CUPY, peers=peer, bar=bar, at_least=True)
+    results = press_in_turns(_guests(service), seconds, _MOST, _ROUNDS)
+    for kind, each in results.items():
+        name, per_s = f"{kind}, {fronts} fronts, {_MOST} connections", [result.per_s for result in each]
+        bar = _FRONTS_BAR if real and kind == FREESTANDING else None
+        yield sampled(name, "requests/s", per_s, peer=CUPY, peers=peers, bar=bar, at_least=True)

@@ -6,23 +6,33 @@ Load comes from wrk: so many connections, each of which makes a request again as
 from __future__ import annotations
 
 import contextlib
-import json
-import re
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tensorwasm.bench.figures import Figure, MissingPeer, Report, alternate, p99, sampled, summarise, time_once
+from tensorwasm.bench.figures import Figure, MissingPeer, Report, p99, sampled, summarise, time_once
 from tensorwasm.bench.harness import read_guest, scratch_folder
 from tensorwasm.bench.peers.host import NODE, WORKERD, serve_peer
-from tensorwasm.bench.service.serving import RunningService, ServiceClient, ask_steadily, serving, tenant_headers
-from tensorwasm.errors import InternalError, InvalidArgs
+from tensorwasm.bench.service.serving import (
+    UNLIMITED,
+    RunningService,
+    ServiceClient,
+    ask_steadily,
+    serving,
+    tenant_headers,
+)
+from tensorwasm.bench.service.sweep import SweepReport, sweep
+from tensorwasm.bench.service.wrk import (
+    WrkResult,
+    WrkTarget,
+    apply_load,
+    dividing_processors,
+    press_in_turns,
+    require_wrk,
+)
+from tensorwasm.errors import InternalError
 
 OURS: Final = "TensorWasm"
 QUOTA_PER_S: Final = 500
@@ -34,26 +44,17 @@ _ADD: Final = {"export": "add", "args": [2, 3]}
 _CONNECTIONS: Final = 16
 _PERIOD_S: Final = 10 / QUOTA_PER_S
 _DELAYS_MS: Final = {"polite": 1000 * _CONNECTIONS // QUOTA_PER_S, "flood": 1000 * _CONNECTIONS // (10 * QUOTA_PER_S)}
-_DELAY: Final = "function delay() return DELAY end\n"
-_SCRIPT: Final = f"""
-wrk.method, wrk.body = "POST", BODY
-for name, value in pairs(HEADERS) do wrk.headers[name] = value end
-{_DELAY}function done(summary, latency)
-  local e = summary.errors
-  io.write(string.format("RESULT %d %d %d %f %f\\n", summary.requests, summary.duration, e.status,
-    latency:percentile(50), latency:percentile(99)))
-  io.write(string.format("BROKEN %d\\n", e.connect + e.read + e.write + e.timeout))
-end
-"""
 
 
-def measure_http(_choice: str = "auto", *, seconds: float = 5.0, rounds: int = 7) -> Report:
+def measure_http(_choice: str = "auto", *, seconds: float = 5.0, workers: int = 1, rounds: int = 7) -> Report:
     """Measure a service that this starts, in runs of wrk of so many seconds; no device takes part."""
     require_wrk()
-    with scratch_folder() as folder, serving(folder / "data") as service:
+    with scratch_folder() as folder, serving(folder / "data", {"TENSOR_WASM_WORKERS": str(workers)}) as service:
         with service.client() as client:
-            for tenant, qps in ((1, 1_000_000), (2, QUOTA_PER_S), (3, QUOTA_PER_S)):  # the first is never reached
-                client.ask("PATCH", f"/tenants/{tenant}", {"quotas": {"qps": qps, "burst": max(qps // 10, 20)}})
+            client.ask("PATCH", "/tenants/1", {"quotas": UNLIMITED})
+            for tenant in (2, 3):
+                client.ask("PATCH", f"/tenants/{tenant}", {"quotas": {"qps": QUOTA_PER_S, "burst": QUOTA_PER_S // 10}})
+            client.wait_until_ready()
             figures = [
                 *_throughput(service, client.deploy("add"), folder, seconds, rounds),
                 *_streams(client, client.deploy("stream"), 1000),
@@ -66,28 +67,39 @@ def measure_http(_choice: str = "auto", *, seconds: float = 5.0, rounds: int = 7
         return Report("http", "", (*figures, *_flood(service, functions)))
 
 
-def _throughput(service: RunningService, add: str, folder: Path, seconds: float, rounds: int) -> Iterator[Figure]:
-    """Yield figures of wrk with 16 connections, of ours and the peers' in turns."""
+def sweep_http(_choice: str = "auto", *, seconds: float = 4.0, workers: int = 1) -> SweepReport:
+    """Measure ours and both peers with more and more connections, in runs of wrk of so many seconds."""
+    require_wrk()
+    with (
+        dividing_processors() as clients,
+        scratch_folder() as folder,
+        serving(folder / "data", {"TENSOR_WASM_WORKERS": str(workers)}) as service,
+    ):
+        with service.client() as client:
+            client.ask("PATCH", "/tenants/1", {"quotas": UNLIMITED})
+            client.wait_until_ready()
+            add = client.deploy("add")
+        with _targets(service, add, folder) as targets:
+            return sweep("http", "", targets, seconds, clients)
+
+
+@contextlib.contextmanager
+def _targets(service: RunningService, add: str, folder: Path) -> Iterator[dict[str, WrkTarget]]:
+    """Run the peers that are installed, and yield what is asked of them and of ours."""
     (folder / "add.wasm").write_bytes(read_guest("add"))
-    headers: Mapping[str, str] = tenant_headers(service.token, 1)
-    targets = {OURS: (f"{service.url}/functions/{add}/invoke", headers)}
-    results: dict[str, list[WrkResult]] = {}
-
-    def press(name: str) -> float:
-        url, headers = targets[name]
-        body = _ADD if name == OURS else {"args": _ADD["args"]}
-        result = apply_load(url, body, headers, seconds=seconds, connections=_CONNECTIONS)
-        if result.refused or result.broken:
-            raise InternalError(f"{name}: {result.refused} answers without success, {result.broken} without an answer")
-        results.setdefault(name, []).append(result)
-        return result.per_s
-
-    with contextlib.ExitStack() as open_peers:
+    url, headers = f"{service.url}/functions/{add}/invoke", tenant_headers(service.token, 1)
+    with contextlib.ExitStack() as peers:
+        targets = {OURS: WrkTarget(url, _ADD, headers)}
         for peer in _BARS:
             with contextlib.suppress(MissingPeer):  # its figures say that it is missing, and miss their bars
-                targets[peer] = (open_peers.enter_context(serve_peer(peer, folder)), {})
-        alternate({name: partial(press, name) for name in targets}, rounds)
-    yield from compare({name: each[1:] for name, each in results.items()})
+                targets[peer] = WrkTarget(peers.enter_context(serve_peer(peer, folder)), {"args": _ADD["args"]}, {})
+        yield targets
+
+
+def _throughput(service: RunningService, add: str, folder: Path, seconds: float, rounds: int) -> Iterator[Figure]:
+    """Yield figures of wrk with 16 connections, of ours and the peers' in turns."""
+    with _targets(service, add, folder) as targets:
+        yield from compare(press_in_turns(targets, seconds, _CONNECTIONS, rounds))
 
 
 def compare(results: Mapping[str, Sequence[WrkResult]]) -> Iterator[Figure]:
@@ -182,47 +194,3 @@ def _check(kind: str, load: WrkResult) -> None:
         raise InternalError(f"no flood: {asked:.1f} times the quota, {load.refused} refused")
     if kind == "polite" and load.refused > load.per_s:
         raise InternalError(f"not polite: {load.refused} refused")
-
-
-@dataclass(frozen=True, slots=True)
-class WrkResult:
-    """The outcome of one run: answers a second, latencies, answers without success, and requests without answer."""
-
-    per_s: float
-    p50_ms: float
-    p99_ms: float
-    refused: int
-    broken: int
-
-
-def require_wrk() -> str:
-    """Return the path of wrk."""
-    found = shutil.which("wrk")
-    if found is None:
-        raise InvalidArgs("this benchmark needs wrk as its client: apt install wrk, or brew install wrk")
-    return found
-
-
-def apply_load(
-    url: str, body: object, headers: Mapping[str, str], *, seconds: float, connections: int = 16, delay_ms: int = 0
-) -> WrkResult:
-    """Post a body as JSON again and again, from one thread; each connection pauses before it asks again."""
-    fields = {"content-type": "application/json", **headers}
-    table = ", ".join(f"[{json.dumps(name)}] = {json.dumps(value)}" for name, value in fields.items())
-    script = _SCRIPT.replace("BODY", json.dumps(json.dumps(body))).replace("HEADERS", f"{{{table}}}")
-    # A function that delays by nothing costs a turn of wrk's loop all the same.
-    script = script.replace("DELAY", str(delay_ms)) if delay_ms else script.replace(_DELAY, "")
-    with scratch_folder() as folder:
-        path = folder / "load.lua"
-        path.write_text(script)  # the folder is this user's alone: the script has the token
-        run = subprocess.run(  # noqa: S603 - a program that was looked for by name
-            [require_wrk(), "-t1", f"-c{connections}", f"-d{round(seconds)}s", "-s", str(path), url],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    result = re.search(r"RESULT (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)\nBROKEN (\d+)", run.stdout)
-    if result is None:
-        raise InvalidArgs(f"wrk failed: {run.stderr.strip()[:200]}")
-    requests, took_us, refused, p50_us, p99_us, broken = (float(each) for each in result.groups())
-    return WrkResult(requests / took_us * 1e6, p50_us / 1000, p99_us / 1000, int(refused), int(broken))

@@ -24,6 +24,9 @@ from typing import Any, Final, cast
 from tensorwasm.bench.harness import free_port, read_guest
 from tensorwasm.errors import InternalError
 
+UNLIMITED: Final = {"qps": 1_000_000, "burst": 100_000}
+"""Quotas of a tenant that no benchmark reaches."""
+
 _TIMEOUT_S: Final = 60.0
 _TOKEN: Final = re.compile(r"\btw_[\w-]+")
 
@@ -112,6 +115,14 @@ class ServiceClient:
         if status >= 300:
             raise InternalError(f"{method} {path} was answered with {status}: {data[:200].decode(errors='replace')}")
         return json.loads(data) if data else None
+
+    def wait_until_ready(self) -> None:
+        """Wait until the compiled host functions are loaded: calls are slower before."""
+        ends_s = time.perf_counter() + _TIMEOUT_S
+        while self.send("GET", "/readyz")[0] != 200:
+            if time.perf_counter() > ends_s:
+                raise InternalError("the service does not become ready")
+            time.sleep(0.05)
 
     def deploy(self, name: str, module: bytes | None = None, **options: object) -> str:
         """Deploy a module, by default the benchmarks' guest of that name, and return its id."""

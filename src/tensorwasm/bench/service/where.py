@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tensorwasm.bench.figures import Figure, Report, p99, summarise
 from tensorwasm.bench.harness import scratch_folder
-from tensorwasm.bench.service.serving import RunningService, ServiceClient, render, serving, tenant_headers
+from tensorwasm.bench.service.serving import UNLIMITED, RunningService, ServiceClient, render, serving, tenant_headers
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Runtime
 
@@ -28,7 +28,6 @@ OUTSIDE: Final = "outside"
 TOTAL: Final = "total"
 
 _COLOURS: Final = ("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f", "#e5c494", "#66c2a5", "#e78ac3", "#dddddd")
-_LIMITS: Final = {"qps": 1_000_000, "burst": 100_000}  # never reached
 _WARM: Final = 30
 _TIMEOUT_S: Final = 60.0
 _STAMP_US: Final = 1000
@@ -66,13 +65,9 @@ class TimesReport(Report):
             rows.append((kind, str(len(times[TOTAL])), *cells))
         return self._table(rows).replace("\n\n", ": p50 / p99 in µs\n\n", 1)
 
-    @property
-    def bars(self) -> int:
-        """Number of kinds."""
-        return len(self.times)
-
-    def draw(self, axes: Any) -> None:
+    def draw(self, canvas: Any) -> None:
         """Draw the share of each span in a kind's time, by their medians, one behind the other."""
+        axes = self._rows_on(canvas, len(self.times))
         parts = {
             kind: {span: summarise(times[span])[0] for span in (*SPANS, OUTSIDE) if span in times}
             for kind, times in self.times.items()
@@ -101,21 +96,12 @@ def measure_where(choice: str = "auto", *, count: int = 500) -> TimesReport:
     times: dict[str, dict[str, list[float]]] = {}
     with scratch_folder() as folder, serving(folder, {"TENSOR_WASM_DEVICE": chosen}) as service:
         with service.client() as client:
-            client.ask("PATCH", "/tenants/1", {"quotas": _LIMITS})
-            _wait_until_ready(client)
+            client.ask("PATCH", "/tenants/1", {"quotas": UNLIMITED})
+            client.wait_until_ready()
             calls = [*_prepare(client)]
         for call in calls:
             times[call.kind] = _measure(service, call, count)
     return TimesReport("where", device.name, tuple(_figures(times)), times)
-
-
-def _wait_until_ready(client: ServiceClient) -> None:
-    """Wait until the compiled host functions are loaded: calls are slower before."""
-    ends_s = time.perf_counter() + _TIMEOUT_S
-    while client.send("GET", "/readyz")[0] != 200:
-        if time.perf_counter() > ends_s:
-            raise InternalError("the service does not become ready")
-        time.sleep(0.05)
 
 
 def _prepare(client: ServiceClient) -> Iterator[TimedCall]:

@@ -11,7 +11,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from tensorwasm.cli.output import AsJson, print_json
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import current, state_dir
 from tensorwasm.settings.parsing import checked_isolation, checked_seconds
+
+if TYPE_CHECKING:  # the benchmarks import all that they measure
+    from tensorwasm.bench.figures import Report
 
 ChosenDevice = Annotated[
     str | None, typer.Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
@@ -139,8 +142,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="What to measure: deploy, dispatch, emulator, http, job, memory, neighbours, pauses, quota, sandbox, "
-            "shares, soak, start, tenants, waiting or where."
+            help="What to measure: deploy, dispatch, emulator, gpu-http, http, job, memory, neighbours, pauses, quota, "
+            "sandbox, shares, soak, start, tenants, waiting or where."
         ),
     ],
     *,
@@ -151,7 +154,19 @@ def bench(
         float | None,
         typer.Option(
             help="For sandbox: how long sandboxes are made at a steady rate, instead of 60; for http and gpu-http: of "
-            "each run of wrk, instead of 5 and 4; for neighbours and pauses: of load, instead of 60."
+            "each run of wrk, instead of 5 and 4, or 4 in a sweep; for neighbours and pauses: of load, instead of 60."
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="For http and gpu-http: measure with 1 to 256 connections, beside all peers."),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="For http and gpu-http: processes of the server, TENSOR_WASM_WORKERS, instead of 1; gpu-http without "
+            "--sweep measures one with a single process first, and then one with as many, instead of 4.",
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
@@ -160,14 +175,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure, print one row per figure, and exit with 1 if a bar is missed."""
-    from tensorwasm.bench import BENCHMARKS, TIMED  # noqa: PLC0415 - keeps --help quick
-
-    if name not in BENCHMARKS:
-        raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
-    if seconds is not None and name not in TIMED:
-        raise InvalidArgs(f"--seconds is for {', '.join(sorted(TIMED))}, not for {name}")
-    timed = {} if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
-    report = BENCHMARKS[name](device or current().device, **timed)
+    report = _measure(name, device or current().device, seconds, workers, sweep=sweep)
     sys.stdout.write(report.to_text())
     if json_file:
         json_file.write_text(report.to_json())
@@ -177,3 +185,19 @@ def bench(
         plot(report, plot_file)
     if not report.met:
         raise typer.Exit(1)
+
+
+def _measure(name: str, device: str, seconds: float | None, workers: int | None, *, sweep: bool) -> Report:
+    """Return the report of a benchmark or of its sweep; InvalidArgs for an option that is not for it."""
+    from tensorwasm.bench import BENCHMARKS, SWEEPS, TIMED  # noqa: PLC0415 - keeps --help quick
+
+    if name not in BENCHMARKS:
+        raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
+    if seconds is not None and name not in TIMED:
+        raise InvalidArgs(f"--seconds is for {', '.join(sorted(TIMED))}, not for {name}")
+    if (sweep or workers is not None) and name not in SWEEPS:
+        raise InvalidArgs(f"--sweep and --workers are for {', '.join(sorted(SWEEPS))}, not for {name}")
+    options: dict[str, float] = {} if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
+    if workers is not None:
+        options["workers"] = workers
+    return (SWEEPS if sweep else BENCHMARKS)[name](device, **options)
