@@ -20,6 +20,7 @@ import httptools
 from tensorwasm.errors import InternalError, InvalidRequest, NotReady
 from tensorwasm.server.connection.fields import RELAYED_CERTIFICATE, RELAYED_CLIENT
 from tensorwasm.server.exchange import BECOME_TASK, DisconnectWatcher, Exchange
+from tensorwasm.telemetry.timeline import add_relay
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.request import AnswerWriter, RequestHead, WireRequest
@@ -76,7 +77,7 @@ class Relay:
         assert task is not None  # noqa: S101 - it has become one
         watcher = DisconnectWatcher(exchange.wire, task)
         try:
-            await self._forward(exchange.wire)
+            await self._forward(exchange)
         finally:
             watcher.close()
             exchange.left = watcher.left
@@ -86,12 +87,14 @@ class Relay:
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _forward(self, wire: WireRequest) -> None:
-        connection = await self._connect()
+    async def _forward(self, exchange: Exchange) -> None:
+        wire, connection = exchange.wire, await self._connect()
         sending = asyncio.get_running_loop().create_task(_send(wire, connection.writer))
         again = False
         try:
-            again = await _answer(wire, connection.reader, sending) and sending.done() and sending.exception() is None
+            again = (
+                await _answer(exchange, connection.reader, sending) and sending.done() and sending.exception() is None
+            )
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -147,7 +150,8 @@ def _head(wire: WireRequest, framing: str) -> bytes:
 class _AnswerParts:
     """What has come of an answer; filled by llhttp."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_ns: int) -> None:
+        self._began_ns = began_ns  # when the request had come
         self.headed = self.whole = False
         self.fields: list[tuple[str, str]] = []
         self.trailers: list[tuple[str, str]] = []
@@ -161,6 +165,8 @@ class _AnswerParts:
             self.trailers.append(field)
         elif field[0] == "content-length":
             self.length = int(field[1])
+        elif field[0] == "server-timing":
+            self.fields.append((field[0], add_relay(field[1], time.perf_counter_ns() - self._began_ns)))
         elif field[0] not in _OWN:
             self.fields.append(field)
 
@@ -182,9 +188,9 @@ class _AnswerParts:
         return b"".join(pieces)
 
 
-async def _answer(wire: WireRequest, reader: asyncio.StreamReader, sending: asyncio.Task[None]) -> bool:
+async def _answer(exchange: Exchange, reader: asyncio.StreamReader, sending: asyncio.Task[None]) -> bool:
     """Answer with what comes; return whether the primary's connection can be used again."""
-    parts = _AnswerParts()
+    wire, parts = exchange.wire, _AnswerParts(exchange.began_ns)
     parser = httptools.HttpResponseParser(parts)
     writer: AnswerWriter | None = None
     try:

@@ -2,6 +2,7 @@
 
 The spans of a request do not overlap, and lie between its arrival and its reply:
 
+- ``relay``: it and its answer were on their way between a front and the primary, which has the other spans;
 - ``queue``: from its arrival until it was admitted;
 - ``gate``: it waited for a turn or for memory;
 - ``load``: its function was loaded;
@@ -153,6 +154,32 @@ def waiting(name: Waiting) -> Iterator[None]:
         return
     with timeline.waiting(name):
         yield
+
+
+def note_guest(elapsed_s: float) -> None:
+    """Note a guest's outcome, if the request is timed. The way of most calls asks `CURRENT` itself."""
+    timeline = CURRENT.get()
+    if timeline is not None:
+        timeline.end_guest(elapsed_s)
+
+
+def note_output() -> None:
+    """Note that a stream has begun, if the request is timed."""
+    timeline = CURRENT.get()
+    if timeline is not None:
+        timeline.begin_output()
+
+
+def add_relay(header: str, total_ns: int) -> str:
+    """Return another process's ``Server-Timing`` with the span of the process that relayed the request to it.
+
+    Args:
+        header: as `RequestTimeline.header` makes it.
+        total_ns: from the request's arrival at the relaying process until now.
+    """
+    spans, _, total_ms = header.rpartition("total;dur=")
+    relayed_ns = total_ns - round(float(total_ms) * 1e6)
+    return f"relay;dur={_ms(max(0, relayed_ns))}, {spans}total;dur={_ms(max(total_ns, total_ns - relayed_ns))}"
 
 
 def _ms(length_ns: int) -> str:

@@ -228,6 +228,25 @@ def test_bodies_and_answers_of_any_kind_pass(fleet):
     in_both(fleet, scenario)
 
 
+def test_a_timed_session_shows_its_spans_and_the_relay(fleet):
+    async def scenario(primary, front, caller):
+        await caller.deploy()
+        session = (await caller.ask("POST", "/sessions", b'{"function":"add"}')).json()["id"]
+        headers = caller.headers | {"x-tensorwasm-timing": "1"}
+        called = await caller.ask(
+            "POST", f"/sessions/{session}/invoke", b'{"export":"add","args":[5,3]}', headers=headers
+        )
+        assert called.json()["result"] == [8]
+        entries = (each.split(";dur=") for each in called.headers["server-timing"].split(", "))
+        spans = {name: float(ms) for name, ms in entries}
+        assert next(iter(spans)) == "relay"
+        assert spans.keys() >= {"queue", "guest", "answer", "total"}
+        assert spans["relay"] > 0
+        assert sum(ms for name, ms in spans.items() if name != "total") <= spans["total"]
+
+    in_both(fleet, scenario)
+
+
 def test_a_body_that_breaks_off_is_the_clients_fault_and_costs_nobody_else(fleet):
     async def scenario(primary, front, caller):
         broken = RequestTimeout("the request did not arrive in full")

@@ -1,6 +1,7 @@
 """Requests that are timed: the header ``Server-Timing``, and traces of sampled requests."""
 
 import asyncio
+import base64
 import json
 import re
 
@@ -18,6 +19,11 @@ GUEST = bytes(
   (func (export "emit") (drop (call $emit (i32.const 0) (i32.const 5))))
   (func (export "trap") unreachable))""")
 )
+MODEL = bytes(
+    wat2wasm("""(module (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (memory (export "memory") 1) (data (i32.const 0) "chunk")
+  (func (export "_start") (drop (call $emit (i32.const 0) (i32.const 5)))))""")
+)
 PURE = bytes(
     wat2wasm("""(module (func (export "add") (param i32 i32) (result i32) local.get 0 local.get 1 i32.add)
   (func (export "long") (local i32) (loop (br_if 0 (i32.lt_u
@@ -27,9 +33,11 @@ ADD = {"export": "add", "args": [2, 3]}
 ASKS = {"X-TensorWasm-Timing": "1"}
 
 
-async def deploy(pipeline, token=ALPHA, module=PURE):
-    headers = bearer(token) | {"content-type": "application/wasm"}
-    return (await ask(pipeline, "POST", "/functions", query="name=guest", headers=headers, body=module)).json()["id"]
+async def deploy(pipeline, token=ALPHA, module=PURE, **options):
+    wasm = base64.b64encode(module).decode()
+    body = json.dumps({"name": "guest", "wasm_b64": wasm, "options": options}).encode()
+    headers = bearer(token) | {"content-type": "application/json"}
+    return (await ask(pipeline, "POST", "/functions", headers=headers, body=body)).json()["id"]
 
 
 async def send(pipeline, path, body, more=None, token=ALPHA, heads=None):
@@ -133,6 +141,23 @@ def test_a_stream_and_a_session(served):
             called = await send(pipeline, f"/sessions/{session}/invoke", ADD, ASKS)
             assert called.json()["result"] == [5]
             assert set(read(called)) >= {"queue", "sandbox", "dispatch", "guest", "answer", "total"}
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("more", "spans"),
+    [({}, {"guest", "answer"}), ({"max_tokens": 9}, {"guest", "answer"}), ({"stream": True}, {"first"})],
+)
+def test_an_answer_of_a_model(served, more, spans):
+    async def test():
+        async with served() as (_, pipeline):
+            await deploy(pipeline, module=MODEL, model=True)
+            body = {"model": "guest", "prompt": "x", **more}
+            answer = await send(pipeline, "/v1/completions", body, ASKS)
+            assert answer.status == 200
+            found = read(answer)
+            assert set(found) >= {"queue", "total"} | spans
 
     asyncio.run(test())
 

@@ -2,10 +2,11 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.telemetry.timeline import CURRENT, MOST_WAITS, RequestTimeline, waiting
+from tensorwasm.telemetry.timeline import CURRENT, MOST_WAITS, RequestTimeline, add_relay, waiting
 
 STEPS = st.lists(
     st.tuples(
@@ -124,3 +125,14 @@ def test_waiting_is_measured_for_the_current_request_alone():
     assert CURRENT.get() is None
     timeline.end_guest(0.0)
     assert [(each.name, each.length_ns) for each in timeline.spans()[0]] == [("dispatch", 1000), ("load", 500)]
+
+
+@pytest.mark.parametrize(
+    ("total_ns", "relay", "total"),
+    [(5_000_000, "relay;dur=3.000", "total;dur=5.000"), (1_000_000, "relay;dur=0.000", "total;dur=2.000")],
+)
+def test_a_relayed_answer_has_the_time_between_both_processes(total_ns, relay, total):
+    """A clock that says less than the primary does makes no span negative."""
+    assert add_relay("queue;dur=0.500, guest;dur=1.000, total;dur=2.000", total_ns) == (
+        f"{relay}, queue;dur=0.500, guest;dur=1.000, {total}"
+    )

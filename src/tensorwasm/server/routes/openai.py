@@ -59,6 +59,7 @@ from tensorwasm.server.streaming.streamed_call import (
     pulse,
 )
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.telemetry.timeline import note_guest, note_output
 
 SLICE_NS: Final = 300_000
 """How long a guest's output is read at a time, other requests waiting."""
@@ -117,6 +118,7 @@ class ModelRun:
             outcome = await request.service.invocations.invoke(request.admitted, self._reference, self._call)
         except NotFound:
             raise self._missing() from None
+        note_guest(outcome.elapsed_s)
         lines = chain.from_iterable(map(self.answer.read, require_success(outcome).chunks))
         more = True
         while more:
@@ -150,7 +152,7 @@ class ModelRun:
                         yield part
                     if self.answer.ended:
                         return
-                require_success(stream.outcome)
+                note_guest(require_success(stream.outcome).elapsed_s)
         except NotFound:
             raise self._missing() from None
         yield self.answer.finish()
@@ -188,6 +190,7 @@ async def _send(
     `ending` is sent after them, or what `fail` returns for an error; an error before the first part is raised.
     """
     first = await anext(parts)
+    note_output()
 
     async def send_all(send: SendChunk) -> StreamEnd:
         async with aclosing(parts):

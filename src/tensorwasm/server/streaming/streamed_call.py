@@ -25,7 +25,7 @@ from tensorwasm.server.http.routing import HttpRequest, SendChunk, StreamedReply
 from tensorwasm.server.http.schemas import FailureOutput, encode
 from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.service.invocations.streaming import GuestStream, StreamEnding
-from tensorwasm.telemetry.timeline import CURRENT
+from tensorwasm.telemetry.timeline import note_guest, note_output
 from tensorwasm.tenancy.quotas import QuotaHold
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -134,9 +134,7 @@ class StreamedCall:
                         first = await anext(stream)
             except StopAsyncIteration:
                 require_success(stream.outcome)
-            timeline = CURRENT.get()
-            if timeline is not None:
-                timeline.begin_output()
+            note_output()
             opened = cls(stack.pop_all(), stream, first, request, reference)
             opened._put(opened._outcome("running"))
             return opened
@@ -154,9 +152,7 @@ class StreamedCall:
         except TensorWasmError as error:
             self._record(self._outcome("error", reason_of(error), message_of(error)))
             raise
-        timeline = CURRENT.get()
-        if timeline is not None:
-            timeline.end_guest(outcome.elapsed_s)
+        note_guest(outcome.elapsed_s)
         self._record(self._outcome("done"))
         return outcome
 
