@@ -15,7 +15,7 @@ from tensorwasm.database.identity import read_revision
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, run_until_closed
-from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, ReportedEndings
+from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, ReportedEndings, SessionsInPrimary
 from tensorwasm.service.fleet.messages import Changed
 from tensorwasm.service.functions.models import ModelNames, parse_map
 from tensorwasm.service.gauges import Gauges
@@ -109,6 +109,7 @@ async def _open_parts(
         stack, base, functions, Workers.from_settings(settings.isolation, settings.broker)
     )
     quotas = invocations.admission.quotas
+    invocations.admission.instances.idle = SessionsInPrimary(link, quotas.held_elsewhere)
     link.reported = lambda tenant, used: quotas.reported(tenant, gpu_us=used.gpu_us, launches=used.launches)
     Gauges(
         database=database,

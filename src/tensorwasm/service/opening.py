@@ -315,7 +315,7 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
         if report.audit or report.dropped or report.suppressed or report.hurry:
             await audit.extend(report.audit, report.dropped, report.suppressed, hurry=report.hurry)
 
-    fronts = Fronts(take, alive)
+    fronts = Fronts(take, service.sessions.memory.evict_one, alive)
     stack.push_async_callback(fronts.close)
     stack.push_async_callback(audit.extend, (), 0, 0, hurry=True)  # before that: what is on the disk is acknowledged
     service.metrics.read("tensor_wasm_fronts", lambda: len(fronts))

@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from wasmtime import wat2wasm
 
 from fakes.applications import bearer
 from fakes.fleets import FleetFolder
@@ -19,10 +20,16 @@ from tensorwasm.errors import RequestTimeout
 from tensorwasm.server.application import Application, RelayingApplication
 from tensorwasm.server.exchange import Exchange
 from tensorwasm.server.routes import ALL
+from tensorwasm.values import Limits
 
 HOUR_MS = 3_600_000
 JSON = {"content-type": "application/json"}
 HOST = {"host": "localhost"}
+CALL = b'{"export":"add","args":[5,3]}'
+LARGE = bytes(
+    wat2wasm("""(module (memory (export "memory") 64)
+  (func (export "add") (param i32 i32) (result i32) local.get 0 local.get 1 i32.add))""")
+)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ class Caller:
 
     async def add(self, reference="add", **more):
         """Call it with 5 and 3, and return what was answered."""
-        return await self.ask("POST", f"/functions/{reference}/invoke", b'{"export":"add","args":[5,3]}', **more)
+        return await self.ask("POST", f"/functions/{reference}/invoke", CALL, **more)
 
 
 @asynccontextmanager
@@ -233,9 +240,7 @@ def test_a_timed_session_shows_its_spans_and_the_relay(fleet):
         await caller.deploy()
         session = (await caller.ask("POST", "/sessions", b'{"function":"add"}')).json()["id"]
         headers = caller.headers | {"x-tensorwasm-timing": "1"}
-        called = await caller.ask(
-            "POST", f"/sessions/{session}/invoke", b'{"export":"add","args":[5,3]}', headers=headers
-        )
+        called = await caller.ask("POST", f"/sessions/{session}/invoke", CALL, headers=headers)
         assert called.json()["result"] == [8]
         entries = (each.split(";dur=") for each in called.headers["server-timing"].split(", "))
         spans = {name: float(ms) for name, ms in entries}
@@ -243,6 +248,21 @@ def test_a_timed_session_shows_its_spans_and_the_relay(fleet):
         assert spans.keys() >= {"queue", "guest", "answer", "total"}
         assert spans["relay"] > 0
         assert sum(ms for name, ms in spans.items() if name != "total") <= spans["total"]
+
+    in_both(fleet, scenario)
+
+
+def test_an_idle_session_leaves_memory_for_a_call_that_waits_in_a_front(fleet):
+    async def scenario(primary, front, caller):
+        body = json.dumps({"quotas": {"memory_bytes": Limits().memory_bytes}}).encode()
+        assert (await caller.ask("PATCH", "/tenants/7", body)).status == 200
+        await caller.deploy(LARGE)
+        session = (await caller.ask("POST", "/sessions", b'{"function":"add"}')).json()["id"]
+        assert (await caller.ask("POST", f"/sessions/{session}/invoke", CALL)).json()["result"] == [8]
+        assert primary.quotas.held("memory_bytes")[7] > 0
+        assert (await caller.add()).json()["result"] == [8]
+        assert not primary.quotas.held("memory_bytes")
+        assert (await caller.ask("POST", f"/sessions/{session}/invoke", CALL)).json()["result"] == [8]
 
     in_both(fleet, scenario)
 

@@ -13,9 +13,9 @@ import pytest
 from fakes.services import until
 from tensorwasm.errors import DatabaseUnavailable, NotReady
 from tensorwasm.service.fleet import primary
-from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit
+from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, SessionsInPrimary
 from tensorwasm.service.fleet.link import Link
-from tensorwasm.service.fleet.messages import AskMetrics, Changed, Done, FrontReport, Hello, TakenMetrics
+from tensorwasm.service.fleet.messages import AskMetrics, Changed, Done, Evicted, FrontReport, Hello, TakenMetrics
 from tensorwasm.service.fleet.primary import Fronts
 from tensorwasm.telemetry.metrics import Samples
 from tensorwasm.tenancy.audit import AuditRecord, outcome_of
@@ -108,7 +108,7 @@ def test_a_front_that_does_not_acknowledge_a_change_is_killed_before_it_is_answe
         listening.listen(8)
         script = MUTE if known else "import signal; signal.pause()"
         with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "s")]) as process:  # noqa: ASYNC220 - it only starts
-            fronts = Fronts(nothing, () if known else (process.pid,))
+            fronts = Fronts(nothing, nothing, () if known else (process.pid,))
             await fronts.listen(listening)
             if known:
                 await until(lambda: len(fronts) == 1)
@@ -146,12 +146,40 @@ def test_audit_records_wait_for_a_primary_and_come_once():
     asyncio.run(main())
 
 
+def test_a_tenant_without_idle_sessions_is_not_asked_for_by_every_call():
+    class Primary:
+        def __init__(self):
+            self.idle, self.asked = {1: 2}, []
+
+        async def require(self):
+            pass
+
+        async def ask(self, message):
+            self.asked.append(message.tenant)
+            left = self.idle.get(message.tenant, 0)
+            self.idle[message.tenant] = max(0, left - 1)
+            return Evicted(left > 0)
+
+    async def main():
+        found = Primary()
+        sessions = SessionsInPrimary(found, {1: 5, 2: 5, 3: 0}.__getitem__)
+        assert [sessions.any_idle(tenant) for tenant in (1, 2, 3)] == [True, True, False]
+        assert [await sessions.evict_one(1) for _ in range(100)] == [True, True] + [False] * 98
+        assert [await sessions.evict_one(2) for _ in range(100)] == [False] * 100
+        assert found.asked.count(1) in range(3, 10)
+        assert found.asked.count(2) in range(1, 10)
+        assert not sessions.any_idle(2)
+        await until(lambda: sessions.any_idle(2))
+
+    asyncio.run(main())
+
+
 def test_a_front_that_cannot_read_the_database_once_links_again(tmp_path):
     async def main():
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(tmp_path / "s"))
         listening.listen(8)
-        fronts, failures = Fronts(nothing), [DatabaseUnavailable("it is locked")]
+        fronts, failures = Fronts(nothing, nothing), [DatabaseUnavailable("it is locked")]
 
         async def refresh(_):
             if failures:

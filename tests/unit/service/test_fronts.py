@@ -62,7 +62,7 @@ async def one_front(tmp_path):
     listening.bind(path)
     listening.listen()
     listening.setblocking(False)
-    fronts, front = Fronts(lambda _report: None), Front(path)
+    fronts, front = Fronts(lambda _report: None, None), Front(path)
     await fronts.listen(listening)
     await front.join()
     try:

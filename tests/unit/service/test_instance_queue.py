@@ -390,6 +390,21 @@ def test_an_idle_session_is_saved_when_a_call_needs_its_memory(tmp_path, runtime
     asyncio.run(story())
 
 
+def test_a_session_that_becomes_idle_is_evicted_for_a_call_that_waits_already():
+    async def story(quotas, queue):
+        queue.idle = sessions = IdleSessions(quotas)
+        busy = quotas.hold(9, {}, memory_bytes=60)
+        queue.begin(9)
+        waiting = asyncio.ensure_future(queue.hold(1, {}, 60, NEVER))
+        await settle()
+        assert not waiting.done()
+        sessions.held.append(busy)
+        queue.end(9)
+        queue.release(1, await waiting)
+
+    run(story, host_bytes=100)
+
+
 @given(st.integers(1, 1 << 44))
 def test_host_memory_leaves_a_reserve_and_the_compilers_part(whole):
     room = host_bytes(whole)

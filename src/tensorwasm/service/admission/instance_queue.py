@@ -17,7 +17,8 @@ WAIT_S: Final = 2.0
 """Longest wait for memory: a call that waits occupies a request slot that others may need."""
 
 LOOK_S: Final = 0.05
-"""Seconds between looks of waiting calls at what other processes released, which nothing tells of."""
+"""Seconds between looks of waiting calls at what nothing tells of: what other processes released, and sessions that
+became idle."""
 
 PASSING: Final = 8
 """Where the machine's memory is short, calls behind the first in the queue may together hold ``1 / PASSING`` of what it
@@ -73,7 +74,7 @@ class InstanceQueue:
     share is short); idle instances are evicted for it. Released memory goes to the waiting calls in order of arrival.
     A call that only its own tenant's quota or share holds back does not block others, and one that waits for the
     machine's memory does not block small ones (`PASSING`). Memory that other processes hold will be released, too, as
-    far as is known here; while calls wait, it is looked at every `LOOK_S`.
+    far as is known here; while calls wait, it is looked at every `LOOK_S`, and so is whether an instance became idle.
 
     Args:
         quotas: what is held.
@@ -92,7 +93,7 @@ class InstanceQueue:
         self._alike: Counter[tuple[int, int, int, int]] = Counter()  # waiting calls, by their keys
         self._passed: dict[int, int] = {}  # bytes of guests that passed the first waiting call, by id() of the hold
         self._machine_short: set[asyncio.Future[QuotaHold]] = set()  # waiting calls for which the machine is too full
-        self._evicting: set[asyncio.Task[None]] = set()
+        self._evicting: dict[asyncio.Task[None], asyncio.Future[QuotaHold]] = {}  # for which waiting calls
         self._look: asyncio.TimerHandle | None = None
         self.idle: IdleInstances | None = None
         self.waits = 0
@@ -181,7 +182,7 @@ class InstanceQueue:
             self._serve()
         if granted in self._waiting:
             self.waits += 1
-            self._evict_idle(granted, wanted)
+            self._evict_idle(granted)
             self._look_later()
         try:
             await asyncio.wait((granted,), timeout=min(deadline.remaining_s(), WAIT_S))
@@ -200,12 +201,16 @@ class InstanceQueue:
             raise InvokeTimeout("the deadline passed while the call waited for memory")
         return self._hold(wanted)
 
-    def _evict_idle(self, granted: asyncio.Future[QuotaHold], wanted: _Wanted) -> None:
-        """Evict idle instances while a call waits: any if the machine is too full, else the tenant's own alone."""
-        tenant = None if granted in self._machine_short else wanted.tenant
+    def _evicts_of(self, granted: asyncio.Future[QuotaHold]) -> int | None:
+        """Return whose instances are evicted for a waiting call: any if the machine is too full, else its tenant's."""
+        return None if granted in self._machine_short else self._waiting[granted].tenant
+
+    def _evict_idle(self, granted: asyncio.Future[QuotaHold]) -> None:
+        """Evict idle instances while a call waits."""
+        tenant = self._evicts_of(granted)
         if self.idle is not None and self.idle.any_idle(tenant):
             task = asyncio.get_running_loop().create_task(self._evict(self.idle, granted, tenant))
-            self._evicting.add(task)
+            self._evicting[task] = granted
             task.add_done_callback(self._evicted)
 
     async def _evict(self, idle: IdleInstances, granted: asyncio.Future[QuotaHold], tenant: int | None) -> None:
@@ -213,7 +218,7 @@ class InstanceQueue:
             self._serve()
 
     def _evicted(self, task: asyncio.Task[None]) -> None:
-        self._evicting.discard(task)
+        del self._evicting[task]
         self._serve()
 
     def _serve(self) -> None:
@@ -255,13 +260,18 @@ class InstanceQueue:
             del self._alike[key]
 
     def _look_later(self) -> None:
-        """Serve the waiting calls again soon, if other processes may release what they wait for."""
-        if self._quotas.is_shared and self._waiting and self._look is None:
+        """Serve the waiting calls again soon, if what they wait for may be released without a word."""
+        if (self._quotas.is_shared or self.idle is not None) and self._waiting and self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
         self._look = None
         self._serve()
+        served = {self._evicts_of(granted) for granted in self._evicting.values() if granted in self._waiting}
+        for granted in self._waiting:
+            if (tenant := self._evicts_of(granted)) not in served:
+                served.add(tenant)
+                self._evict_idle(granted)
         self._look_later()
 
     def _hold(self, wanted: _Wanted) -> QuotaHold:

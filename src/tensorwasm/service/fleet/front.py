@@ -20,6 +20,8 @@ from tensorwasm.service.fleet.messages import (
     AskMetrics,
     Changed,
     Done,
+    Evicted,
+    EvictIdle,
     FrontReport,
     Hello,
     Leaving,
@@ -44,6 +46,9 @@ CLOSE_S: Final = 5.0
 
 AGAIN_S: Final = 0.02
 """Pause between two attempts to reach the primary. While it is replaced, they wait in the queue of its socket."""
+
+NONE_S: Final = 0.04
+"""Seconds in which a front does not ask again for an idle session of a tenant who had none: less than `LOOK_S`."""
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +146,44 @@ class PrimaryLink:
         await self.ask(FrontReport(usage=amounts))
         for tenant, each in used.items():
             self.reported(tenant, each)
+
+
+class SessionsInPrimary:
+    """Idle sessions, all of which are in the primary, for calls that wait for memory here. For one event loop.
+
+    Where the primary had none of a tenant, it is not asked again for `NONE_S`.
+
+    Args:
+        link: to the primary.
+        held_elsewhere: returns the bytes that a tenant, or for None all tenants, hold in other processes.
+    """
+
+    def __init__(self, link: PrimaryLink, held_elsewhere: Callable[[int | None], int]) -> None:
+        self._link, self._held_elsewhere = link, held_elsewhere
+        self._had_none: dict[int | None, float] = {}  # when that was
+
+    def any_idle(self, tenant: int | None) -> bool:
+        """Return whether there may be one to evict."""
+        since_s = self._had_none.get(tenant)
+        if since_s is not None and time.monotonic() - since_s < NONE_S:
+            return False
+        return self._held_elsewhere(tenant) > 0
+
+    async def evict_one(self, tenant: int | None) -> bool:
+        """Have the primary evict one; return whether it has."""
+        if not self.any_idle(tenant):  # another call has asked meanwhile
+            return False
+        try:
+            await self._link.require()
+            found: Evicted = await self._link.ask(EvictIdle(tenant))
+        except NotReady:
+            return False
+        if not found.found:
+            self._had_none.pop(tenant, None)
+            self._had_none[tenant] = now_s = time.monotonic()
+            while now_s - self._had_none[oldest := next(iter(self._had_none))] > NONE_S:
+                del self._had_none[oldest]
+        return found.found
 
 
 class ReportedAudit:

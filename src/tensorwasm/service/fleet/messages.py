@@ -88,6 +88,18 @@ class Changed(FleetMessage, frozen=True):
     names: list[tuple[int, str]] = []
 
 
+class EvictIdle(FleetMessage, frozen=True):
+    """Asks the primary to evict an idle session of a tenant, or of any for None: a call of a front waits for memory."""
+
+    tenant: int | None
+
+
+class Evicted(FleetMessage, frozen=True):
+    """Whether a session has left memory."""
+
+    found: bool
+
+
 class AskMetrics(FleetMessage, frozen=True):
     """Asks a front for its metrics."""
 
@@ -105,4 +117,4 @@ class Leaving(FleetMessage, frozen=True):
     metrics: TakenMetrics
 
 
-AnyMessage = Hello | Leaving | Done | Failed | FrontReport | Changed | AskMetrics | TakenMetrics
+AnyMessage = Hello | Leaving | Done | Failed | FrontReport | Changed | EvictIdle | Evicted | AskMetrics | TakenMetrics

@@ -21,6 +21,8 @@ from tensorwasm.service.fleet.messages import (
     AskMetrics,
     Changed,
     Done,
+    Evicted,
+    EvictIdle,
     Failed,
     FrontReport,
     Hello,
@@ -82,12 +84,18 @@ class Fronts:
 
     Args:
         take: is given what a front reports.
+        evict: evicts an idle session of a tenant, or of any for None; returns whether one left memory.
         alive: processes of fronts that an earlier primary had: they are waited for before a change is acknowledged,
             since they act on what they have read from it.
     """
 
-    def __init__(self, take: Callable[[FrontReport], Awaitable[None]], alive: Iterable[int] = ()) -> None:
-        self._take = take
+    def __init__(
+        self,
+        take: Callable[[FrontReport], Awaitable[None]],
+        evict: Callable[[int | None], Awaitable[bool]],
+        alive: Iterable[int] = (),
+    ) -> None:
+        self._take, self._evict = take, evict
         self._fronts: set[_Front] = set()
         self._missing = {process.pid: process for pid in alive if (process := _Process.open(pid)) is not None}
         self._joined, self._left = asyncio.Event(), asyncio.Event()
@@ -154,6 +162,8 @@ class Fronts:
         async def answer(message: AnyMessage) -> AnyMessage:
             if isinstance(message, Hello):
                 return self._join(message, link, joined)
+            if isinstance(message, EvictIdle):
+                return Evicted(await self._evict(message.tenant))
             if isinstance(message, FrontReport):
                 await self._take(message)
             elif isinstance(message, Leaving) and joined:
