@@ -11,6 +11,7 @@ from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.http.routing import HttpRequest
+from tensorwasm.server.streaming.websocket import counted_bytes
 from tensorwasm.service.invocations.streaming import StreamEndings
 from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.quotas import Quotas
@@ -124,7 +125,7 @@ class FakeSocket:
         self.messages = list(messages)
         self.sent = []
         self.takes = takes
-        self.budget = BodyBudget(1000)
+        self.budget = BodyBudget(1 << 22)
 
     async def receive(self):
         while self.messages:
@@ -132,6 +133,7 @@ class FakeSocket:
             if isinstance(message, asyncio.Event):
                 await message.wait()
                 continue
+            self.budget.take(counted_bytes(message), 7)
             return message
         return None
 

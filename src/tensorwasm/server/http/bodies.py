@@ -90,6 +90,10 @@ class BodyMemory:
         self._budget.take(size_bytes, self._tenant)
         self._held_bytes += size_bytes
 
+    def hand_over(self, size_bytes: int) -> None:
+        """Leave so much of the memory to the caller, who returns it to the budget."""
+        self._held_bytes -= size_bytes
+
 
 class BodyReader(BodyMemory):
     """Reads one long body piece by piece, and reserves memory for it.

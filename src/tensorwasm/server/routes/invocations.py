@@ -29,6 +29,7 @@ from tensorwasm.server.http.decoding import STORED, check_arguments, decode_opti
 from tensorwasm.server.http.results import immediate_reply, is_long, result_reply
 from tensorwasm.server.http.routing import DetachedBegun, HttpRequest, Reply, Route, StreamedReply
 from tensorwasm.server.http.schemas import Invoke, Invoked, StreamOutcome
+from tensorwasm.server.streaming.socket_calls import SocketCalls
 from tensorwasm.server.streaming.streamed_call import (
     StreamedCall,
     reads_trailers,
@@ -36,7 +37,7 @@ from tensorwasm.server.streaming.streamed_call import (
     stream_raw,
     wants_events,
 )
-from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket
+from tensorwasm.server.streaming.websocket import WebSocket
 from tensorwasm.service.admission.admission import Admitted
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.functions.loading import Resolved

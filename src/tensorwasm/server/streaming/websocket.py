@@ -1,10 +1,7 @@
-"""`WebSocket`: an open WebSocket; and `SocketCalls`: the calls of a function over one.
+"""`WebSocket`: an open WebSocket.
 
 Browsers cannot send an Authorization header with a WebSocket, and a token in the URL would appear in logs on the way.
 So a page offers two subprotocols, ``tensorwasm.v1`` and ``bearer.TOKEN``; the first is chosen.
-
-The client sends input as binary messages, then a call as a text message; the server sends the guest's chunks as binary
-messages, then the outcome as a text message. One call runs at a time. Input that arrives meanwhile is for the next one.
 
 Source: RFC 6455 1.9, 4.2.2; WHATWG WebSockets, "establish a WebSocket connection".
 """
@@ -12,21 +9,14 @@ Source: RFC 6455 1.9, 4.2.2; WHATWG WebSockets, "establish a WebSocket connectio
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from tensorwasm.errors import BodyTooLarge, Conflict, InternalError, InvalidJson, InvalidRequest, TensorWasmError
+from tensorwasm.errors import InvalidRequest, TensorWasmError
 from tensorwasm.server.http.bodies import BodyBudget, BodyMemory
-from tensorwasm.server.http.decoding import JsonDecoder
-from tensorwasm.server.http.results import require_success
-from tensorwasm.server.http.routing import HttpRequest
-from tensorwasm.server.http.schemas import SocketMessage, encode
-from tensorwasm.server.streaming.streamed_call import StreamFailure, encode_outcome, hold_stream
-from tensorwasm.service.invocations.request import InvocationRequest
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
@@ -36,8 +26,6 @@ if TYPE_CHECKING:
 
     from tensorwasm.server.connection.connection import HttpConnection
     from tensorwasm.server.connection.request import WireRequest
-
-MakeCall = Callable[[HttpRequest, SocketMessage, bytes], Awaitable[InvocationRequest]]
 
 SUBPROTOCOL: Final = "tensorwasm.v1"
 """Chosen if the client offers it; browsers close a connection on which none of theirs was chosen."""
@@ -49,17 +37,11 @@ _NORMAL, _NOT_UTF8, _TOO_BIG, _TRY_AGAIN_LATER = 1000, 1007, 1009, 1013
 MAX_MESSAGE_BYTES: Final = 64 * MIB
 """Longest message; what a call's input may be is a setting."""
 
-IDLE_S: Final = 300.0
-"""Seconds without a message after which an idle socket is closed."""
-
 MAX_TEXT: Final = MIB
 """Longest text message, in characters."""
 
 PIECE_BYTES: Final = 8 << 10
 """How much is parsed before others have their turn: the shortest frame has six bytes, and takes some microseconds."""
-
-_log = logging.getLogger(__name__)
-_decoder: Final = JsonDecoder(SocketMessage)
 
 
 def authorization(headers: Any) -> str | None:
@@ -78,6 +60,11 @@ def offered(headers: Any) -> list[str]:
     return [each for part in given.split(",") if (each := part.strip())]
 
 
+def counted_bytes(message: str | bytes) -> int:
+    """Return what a message counts against the budget."""
+    return len(message) if isinstance(message, bytes) or message.isascii() else len(message.encode())
+
+
 class WebSocket:
     """An accepted WebSocket. One coroutine may receive while another one sends.
 
@@ -91,10 +78,10 @@ class WebSocket:
         self, protocol: ServerProtocol, connection: HttpConnection, budget: BodyBudget, tenant: int | None
     ) -> None:
         """Take over a connection whose handshake was made; see `accept`."""
-        self.budget = budget
+        self.budget, self._tenant = budget, tenant
         self._protocol, self._connection = protocol, connection
         self._unparsed: deque[bytes] = deque()
-        self._held = BodyMemory(budget, 2 * MAX_MESSAGE_BYTES, tenant)  # of the message that comes
+        self._held = BodyMemory(budget, 2 * MAX_MESSAGE_BYTES, tenant)  # of what came and is no message yet
         self._messages: deque[str | bytes] = deque()
         self._parts = bytearray()
         self._is_text = self._ended = False
@@ -126,7 +113,10 @@ class WebSocket:
         return cls(protocol, wire.take_over(), budget, tenant)
 
     async def receive(self) -> str | bytes | None:
-        """Return the next message, None once the client has closed or disconnected."""
+        """Return the next message, None once the client has closed or disconnected.
+
+        It counts against the budget (`counted_bytes`) until the caller gives that back.
+        """
         while not self._messages:
             if self._ended or self._connection.closed:
                 return None
@@ -155,6 +145,7 @@ class WebSocket:
                 self._protocol.send_close(_NORMAL)
             self._flush()
         self._end()
+        self.budget.give(sum(map(counted_bytes, self._messages)), self._tenant)
         self._messages.clear()
         if self._resuming is not None:
             self._resuming.cancel()
@@ -165,8 +156,14 @@ class WebSocket:
         if not data:
             self._end()
         elif not self._ended:
-            self._unparsed.append(data)
             self._connection.read_no_further()
+            try:
+                self._held.hold(len(data))
+            except TensorWasmError as error:
+                self._fail(_TRY_AGAIN_LATER, error.message)
+                self._flush()
+                return
+            self._unparsed.append(data)
             if self._parsing is None:
                 self._parse()
 
@@ -203,17 +200,13 @@ class WebSocket:
         piece, rest = data[:PIECE_BYTES], data[PIECE_BYTES:]
         if rest:
             self._unparsed.appendleft(rest)
-        try:
-            self._held.hold(len(piece))
-            self._protocol.receive_data(piece)
-            frames = self._protocol.events_received()
-            for frame in frames:
-                self._take_frame(cast("Frame", frame))
-            if frames and not self._ended:  # what is not whole yet began in this piece, but for fragments
-                self._held.close()
-                self._held.hold(len(self._parts))
-        except TensorWasmError as error:
-            self._fail(_TRY_AGAIN_LATER, error.message)
+        self._protocol.receive_data(piece)
+        frames = self._protocol.events_received()
+        for frame in frames:
+            self._take_frame(cast("Frame", frame))
+        if frames and not self._ended:  # what is not whole yet began in this piece, but for fragments
+            self._held.close()
+            self._held.hold(len(self._parts) + sum(map(len, self._unparsed)))
         self._flush()
         self._wake()
         self._parse_soon()
@@ -243,6 +236,8 @@ class WebSocket:
             self._messages.append(whole.decode() if self._is_text else whole)
         except UnicodeDecodeError:
             self._fail(_NOT_UTF8, "the text is not UTF-8")
+        else:
+            self._held.hand_over(len(whole))
 
     def _fail(self, code: int, reason: str) -> None:
         self._protocol.fail(code, reason)
@@ -259,130 +254,3 @@ class WebSocket:
 
 def _select(_protocol: object, offers: Sequence[str]) -> Any:
     return SUBPROTOCOL if SUBPROTOCOL in offers else None
-
-
-class SocketCalls:
-    """Calls one after the other, each admitted like a request: its token may have expired since the last.
-
-    The caller closes the socket. `make_call` returns the call that a message describes, with the input that preceded
-    it. The session ends after `idle_s` seconds without a message.
-    """
-
-    def __init__(
-        self, request: HttpRequest, socket: WebSocket, reference: str, make_call: MakeCall, idle_s: float = IDLE_S
-    ) -> None:
-        self._make_call = make_call
-        self._budget = socket.budget
-        self._request = request
-        self._socket = socket
-        self._reference = reference
-        self._idle_s = idle_s
-        self._input: list[bytes] = []
-        self._input_bytes = 0
-        self._most_bytes = request.service.settings.max_body_mib * MIB
-        self._running: asyncio.Task[None] | None = None
-
-    async def serve(self) -> None:
-        """Serve until the client disconnects, is idle for long, or violates the protocol; cancel a running call."""
-        try:
-            with hold_stream(self._request):
-                await self._request.service.functions.resolve(self._request.tenant, self._reference)
-                await self._listen()
-        except TensorWasmError as error:
-            await self._send_failure(StreamFailure.of(error))
-
-    async def _listen(self) -> None:
-        receiving = asyncio.ensure_future(self._socket.receive())
-        try:
-            while await self._wait(receiving):
-                message = receiving.result()
-                if message is None:
-                    return
-                receiving = asyncio.ensure_future(self._socket.receive())
-                await self._take(message)
-        finally:
-            receiving.cancel()
-            self._budget.give(self._take_input()[1], self._request.tenant)
-            await self._stop()
-
-    def _take_input(self) -> tuple[bytes, int]:
-        """Return the input and its share of the budget, which the caller gives back."""
-        given, size_bytes = b"".join(self._input), self._input_bytes
-        self._input, self._input_bytes = [], 0
-        return given, size_bytes
-
-    async def _wait(self, receiving: asyncio.Future[str | bytes | None]) -> bool:
-        """Wait for a message; return False if none arrives in `idle_s` while nothing runs."""
-        while not receiving.done():
-            waited: set[asyncio.Future[Any]] = {receiving}
-            if self._running is not None:
-                waited.add(self._running)
-            done, _ = await asyncio.wait(waited, timeout=self._idle_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._running is not None and self._running.done():
-                self._running = None
-            elif not done and self._running is None:
-                return False
-        return True
-
-    async def _take(self, message: str | bytes) -> None:
-        """Keep input, or start or cancel a call."""
-        if isinstance(message, bytes):
-            if self._input_bytes + len(message) > self._most_bytes:
-                raise BodyTooLarge(f"input of more than {self._most_bytes} bytes")
-            self._budget.take(len(message), self._request.tenant)
-            self._input_bytes += len(message)
-            self._input.append(message)
-            return
-        request = parse(message)
-        if request.cancel:
-            if await self._stop():
-                await self._send_failure(StreamFailure(reason="cancelled", message="the client cancelled the call"))
-            return
-        if self._running is not None and not self._running.done():
-            raise Conflict("a call runs: the next one has to wait for its end")
-        given, size_bytes = self._take_input()
-        self._running = asyncio.ensure_future(self._call(request, given))
-        self._running.add_done_callback(lambda _: self._budget.give(size_bytes, self._request.tenant))
-
-    async def _call(self, message: SocketMessage, given: bytes) -> None:
-        """Run one call, and send its outcome."""
-        try:
-            last = await self._run(message, given)
-        except TensorWasmError as error:
-            await self._send_failure(StreamFailure.of(error))
-        except Exception:  # noqa: BLE001 - the last line of defence, as around every other request
-            _log.exception("request %s: a bug", self._request.request_id)
-            await self._send_failure(StreamFailure.of(InternalError("a bug")))
-        else:
-            if last is not None:
-                await self._socket.send(last)
-
-    async def _run(self, message: SocketMessage, given: bytes) -> str | None:
-        """Send chunks; return the message after the last one, None if the client has disconnected."""
-        request = self._request
-        admitted = request.admitted if request.again is None else await request.again()
-        call = await self._make_call(request, message, given)
-        async with request.service.invocations.stream(admitted, self._reference, call) as stream:
-            async for chunk in stream:
-                if not await self._socket.send(chunk):
-                    return None
-            return '{"done":' + encode_outcome(self._reference, require_success(stream.outcome)).decode() + "}"
-
-    async def _stop(self) -> bool:
-        """Cancel the running call; return False if there is none."""
-        running, self._running = self._running, None
-        if running is None or running.done():
-            return False
-        running.cancel()
-        await asyncio.wait((running,))
-        return running.cancelled()
-
-    async def _send_failure(self, failure: StreamFailure) -> None:
-        await self._socket.send('{"error":' + encode(failure).decode() + "}")
-
-
-def parse(text: str) -> SocketMessage:
-    """Return the message of a text; raise `InvalidJson` if it is not one, or has an unknown field."""
-    if len(text) > MAX_TEXT:
-        raise InvalidJson(f"a text message has at most {MAX_TEXT} characters")
-    return cast("SocketMessage", _decoder.read(text))

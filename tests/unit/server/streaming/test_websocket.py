@@ -18,8 +18,9 @@ from fakes.wire import FakeWire
 from tensorwasm.errors import CapacityExhausted, GuestTrap, InvalidRequest, NotFound, RateLimited
 from tensorwasm.server.http.bodies import BodyBudget
 from tensorwasm.server.routes.invocations import read_message
-from tensorwasm.server.streaming import websocket
-from tensorwasm.server.streaming.websocket import SocketCalls, WebSocket, authorization, offered
+from tensorwasm.server.streaming import socket_calls, websocket
+from tensorwasm.server.streaming.socket_calls import SocketCalls
+from tensorwasm.server.streaming.websocket import WebSocket, authorization, offered
 
 
 @pytest.mark.parametrize(
@@ -195,14 +196,44 @@ def test_a_message_that_comes_counts_against_the_budget_of_all():
         await turns(20)
         assert client.budget.free_bytes < 100_000 - 30_000
         client.client.send(half[-1:])
+        await turns(20)
+        assert client.budget.free_bytes == 100_000 - 40_000, "it counts while nobody has received it"
         assert len(await socket.receive()) == 40_000
-        assert client.budget.free_bytes == 100_000
+        await turns(20)
+        assert client.budget.free_bytes == 100_000 - 40_000, "and until its receiver gives it back"
+        client.budget.give(40_000)
         client.client.send(Frame(Opcode.BINARY, b"x" * 200_000).serialize(mask=True))
         await turns(50)
         assert await socket.receive() is None
         assert client.client.transport.sent[2:4] == (1013).to_bytes(2, "big")
         assert client.client.transport.closed
         assert client.budget.free_bytes == 100_000
+
+    asyncio.run(story())
+
+
+def test_what_is_not_received_counts_until_the_socket_is_closed():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.say("é" * 1000, b"x" * 1000, b"")
+        await turns(20)
+        assert client.budget.free_bytes == BodyBudget().free_bytes - 3000
+        socket.close()
+        assert client.budget.free_bytes == BodyBudget().free_bytes
+
+    asyncio.run(story())
+
+
+def test_what_came_and_waits_to_be_parsed_counts():
+    async def story():
+        client = SocketClient()
+        socket = client.accept()
+        client.say(*[b"x" * 1000] * 50)
+        assert client.budget.free_bytes <= BodyBudget().free_bytes - 50_000
+        for _ in range(50):
+            client.budget.give(len(await socket.receive()))
+        assert client.budget.free_bytes == BodyBudget().free_bytes
 
     asyncio.run(story())
 
@@ -220,7 +251,7 @@ def test_control_frames_take_nothing_of_the_budget():
         assert client.budget.free_bytes >= 100_000 - 1000 - websocket.PIECE_BYTES
         client.client.send(Frame(Opcode.CONT, b"y").serialize(mask=True))
         assert len(await socket.receive()) == 1001
-        assert client.budget.free_bytes == 100_000
+        assert client.budget.free_bytes == 100_000 - 1001
 
     asyncio.run(story())
 
@@ -368,6 +399,7 @@ def test_input_counts_until_its_call_has_ended():
         first, left = asyncio.Event(), asyncio.Event()
         invocations = FakeInvocations(FakeStream([first]), FakeStream([asyncio.Event()]))
         socket = FakeSocket(b"x" * 400, "{}", left, b"y" * 400, "{}", asyncio.Event())
+        socket.budget = BodyBudget(1000)
         holding = asyncio.ensure_future(
             SocketCalls(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
         )
@@ -422,19 +454,31 @@ def test_an_invalid_message_is_refused(text):
 
 
 def test_input_is_bounded(monkeypatch):
-    monkeypatch.setattr(websocket, "MIB", 4)
+    monkeypatch.setattr(socket_calls, "MIB", 4)
     (error,) = converse(FakeInvocations(), b"123", b"45", environment={"TENSOR_WASM_API_MAX_BODY": "1"})
     assert error["error"]["reason"] == "body_too_large"
 
 
-@pytest.mark.parametrize("last", ["{}", b"x" * 300, "nonsense"])
-def test_input_counts_against_the_budget_of_all_clients(last):
+@pytest.mark.parametrize(
+    "messages",
+    [("{}",), (b"x" * 300,), ("nonsense",), ("nonsense", b"never taken"), ("{}", "{}", b"y"), ('{"cancel":true}',)],
+)
+def test_all_that_a_client_sent_is_given_back(messages):
     async def story():
-        invocations, socket = FakeInvocations(FakeStream([])), FakeSocket(b"x" * 400, last)
+        invocations, socket = FakeInvocations(FakeStream([])), FakeSocket(b"x" * 400, *messages)
+        whole_bytes = socket.budget.free_bytes
         await SocketCalls(fake_call(invocations), socket, FUNCTION, read_message, 5.0).serve()
-        assert socket.budget.free_bytes == 1000
-        if isinstance(last, bytes):
-            assert json.loads(socket.sent[0])["error"]["reason"] == "capacity_exhausted"
+        assert socket.budget.free_bytes == whole_bytes
+        socket.budget.take(whole_bytes // 2, 7)
+
+
+def test_many_small_messages_take_little_more_memory_than_their_bytes():
+    async def story():
+        calls = SocketCalls(fake_call(FakeInvocations()), FakeSocket(), FUNCTION, read_message, 5.0)
+        for number in range(20_000):
+            calls._keep(b"" if number % 2 else b"ab")
+        assert len(calls._input) < 20
+        assert calls._take_input() == (b"ab" * 10_000, 20_000)
 
     asyncio.run(story())
 
