@@ -124,7 +124,7 @@ class Listener:
         self.closing = WaitingConnections(STALL_S, HttpConnection.end_early)
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._handshakes: dict[HttpConnection, asyncio.Task[None]] = {}
         self._last_left: asyncio.Event | None = None
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -158,23 +158,28 @@ class Listener:
                     _log.warning("a connection is not accepted: %s", error.strerror)
                     await asyncio.sleep(SWEEP_S)
                     continue
-                while self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
-                    oldest = next(iter(self._handshakes))
-                    del self._handshakes[oldest]
-                    oldest.cancel()
-                shaking = loop.create_task(self._shake_hands(link, tls))
-                self._handshakes[shaking] = None
-                shaking.add_done_callback(self._shaken)
+                self._make_room()
+                connection = self._make()
+                self._handshakes[connection] = loop.create_task(self._shake_hands(connection, link, tls))
 
-    def _shaken(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+    def _make_room(self) -> None:
+        """End the oldest handshakes if there is no room for another one."""
+        while self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
+            self._handshakes.pop(next(iter(self._handshakes))).cancel()
 
-    async def _shake_hands(self, link: socket.socket, tls: ServerTls) -> None:
-        loop = asyncio.get_running_loop()
-        with suppress(OSError):  # an `ssl.SSLError` is one, too: the client is told by TLS itself
-            await loop.connect_accepted_socket(
-                self._make, link, ssl=tls.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=STALL_S
+    async def _shake_hands(self, connection: HttpConnection, link: socket.socket, tls: ServerTls) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                link,
+                ssl=tls.context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=STALL_S,
             )
+        except OSError:  # an `ssl.SSLError` is one, too: the client is told by TLS itself
+            pass
+        finally:
+            self._handshakes.pop(connection, None)
 
     def leave(self) -> None:
         """Close the socket that listens; connections go on, each until its next answer."""
@@ -196,7 +201,7 @@ class Listener:
     async def close(self, limit_s: float) -> None:
         """Take no more connections; end those that are idle at once, others behind their answers or after a time."""
         self.leave()
-        for task in list(self._handshakes):
+        for task in list(self._handshakes.values()):
             task.cancel()
         for connection in list(self._connections):
             connection.rest_idle()
@@ -207,7 +212,9 @@ class Listener:
             connection.end_early()
 
     def admit(self, connection: HttpConnection) -> bool:
-        """Take a connection in; return False if there is no room for it."""
+        """Take a connection in, whose handshake is over; return False if there is no room for it."""
+        if self.tls is not None and self._handshakes.pop(connection, None) is None:
+            return False  # it was ended in the very turn in which it succeeded
         if len(self._connections) >= self._most:
             idle = self.closing.first() or self.heads.first()
             if idle is None:

@@ -44,11 +44,13 @@ def run(tmp_path, authority, story, *, counts=False, **files):
     asyncio.run(listened())
 
 
-async def ask(path, authority, shown=None):
+async def ask(path, authority, shown=None, hesitate=None):
     context = ssl.create_default_context(cafile=str(authority.file))
     if shown is not None:
         context.load_cert_chain(shown)
     reader, writer = await asyncio.open_unix_connection(path, ssl=context, server_hostname="127.0.0.1")
+    if hesitate is not None:
+        await hesitate()
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     said = await reader.read()
     writer.close()
@@ -73,6 +75,45 @@ def test_a_burst_of_clients_that_shake_no_hands_takes_no_more_places_than_there_
         assert len(listener._handshakes) <= MOST
         for _, writer in idle:
             writer.close()
+
+    run(tmp_path, authority, story, counts=True)
+
+
+def test_a_client_whose_handshake_ends_as_its_place_is_needed_keeps_its_connection(tmp_path, authority):
+    async def story(path, listener):
+        admit, admitted = listener.admit, asyncio.Event()
+
+        def admit_as_another_comes(connection):
+            found = admit(connection)
+            listener._make_room()
+            admitted.set()
+            return found
+
+        async def hesitate():
+            await admitted.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        listener.admit, listener._most = admit_as_another_comes, 1
+        assert (await ask(path, authority, hesitate=hesitate)).endswith(b"hello")
+
+    run(tmp_path, authority, story, counts=True)
+
+
+def test_a_handshake_that_was_ended_takes_no_place_if_it_succeeds_all_the_same(tmp_path, authority):
+    async def story(path, listener):
+        admit, admitted = listener.admit, []
+
+        def admit_once_ended(connection):
+            listener._most = 0
+            listener._make_room()
+            listener._most = MOST
+            admitted.append(admit(connection))
+            return admitted[-1]
+
+        listener.admit = admit_once_ended
+        assert await ask(path, authority) == b""
+        assert admitted == [False]
 
     run(tmp_path, authority, story, counts=True)
 
