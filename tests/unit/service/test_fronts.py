@@ -9,8 +9,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 from tensorwasm.server.serving import raise_file_limit
 from tensorwasm.service.fleet.link import Link
-from tensorwasm.service.fleet.messages import Changed, Done, Hello
-from tensorwasm.service.fleet.primary import Fronts
+from tensorwasm.service.fleet.messages import Changed, Done, Hello, Settle
+from tensorwasm.service.fleet.primary import ROUND_S, Fronts
 
 WAIT_S = 5.0
 MANY = 1100
@@ -103,6 +103,44 @@ def test_a_front_whose_link_ends_while_it_is_told_is_told_again_over_its_next_on
             await telling
             assert front.told == [CHANGED, CHANGED]
             assert front.process.poll() is None
+
+    asyncio.run(main())
+
+
+def test_all_who_ask_at_once_wait_for_one_round_that_begins_behind_them(tmp_path):
+    async def main():
+        async with one_front(tmp_path) as (fronts, front):
+            asked, may = asyncio.Event(), asyncio.Event()
+
+            async def slowly():
+                asked.set()
+                await may.wait()
+                return Done()
+
+            front.answer = slowly
+            first = asyncio.ensure_future(fronts.settle())
+            await asked.wait()
+            later = [asyncio.ensure_future(fronts.settle()) for _ in range(100)]
+            front.answer = front._acknowledge
+            may.set()
+            await asyncio.gather(first, *later)
+            assert front.told == [Settle()] * 2
+            began_s = asyncio.get_running_loop().time()
+            for _ in range(5):
+                await fronts.settle()
+            assert asyncio.get_running_loop().time() - began_s >= 4 * ROUND_S
+            assert len(front.told) == 7
+
+    asyncio.run(main())
+
+
+def test_who_leaves_ends_no_round_of_others(tmp_path):
+    async def main():
+        async with one_front(tmp_path) as (fronts, _):
+            leaving, other = (asyncio.ensure_future(fronts.settle()) for _ in range(2))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await other
 
     asyncio.run(main())
 

@@ -100,6 +100,10 @@ class Evicted(FleetMessage, frozen=True):
     found: bool
 
 
+class Settle(FleetMessage, frozen=True):
+    """Asks a front for an answer, behind everything that it has reported before."""
+
+
 class AskMetrics(FleetMessage, frozen=True):
     """Asks a front for its metrics."""
 
@@ -117,4 +121,6 @@ class Leaving(FleetMessage, frozen=True):
     metrics: TakenMetrics
 
 
-AnyMessage = Hello | Leaving | Done | Failed | FrontReport | Changed | EvictIdle | Evicted | AskMetrics | TakenMetrics
+AnyMessage = (
+    Hello | Leaving | Done | Failed | FrontReport | Changed | EvictIdle | Evicted | Settle | AskMetrics | TakenMetrics
+)

@@ -27,6 +27,7 @@ from tensorwasm.service.fleet.messages import (
     FrontReport,
     Hello,
     Leaving,
+    Settle,
     TakenMetrics,
 )
 from tensorwasm.telemetry.metrics import REQUESTS, Samples
@@ -35,7 +36,10 @@ LATE_S: Final = 5.0
 """Time in which a front must acknowledge a change. One that does not is killed: it would act on what is revoked."""
 
 METRICS_S: Final = 1.0
-"""Time in which a front must give its metrics; a later one is left out."""
+"""Time in which a front must give its metrics, or say that it has reported all; a later one is left out."""
+
+ROUND_S: Final = 0.01
+"""Seconds between two rounds of asking all fronts whether they have reported all, however many clients wait for one."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +106,9 @@ class Fronts:
         self._links: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._ended = Samples()
+        self._round: asyncio.Task[None] | None = None  # that begins next
+        self._last_round: asyncio.Task[None] | None = None
+        self._round_s = 0.0  # when that has ended
 
     def __len__(self) -> int:
         """Return the number of connected fronts."""
@@ -116,7 +123,8 @@ class Fronts:
         if self._server is not None:
             self._server.close()
         await asyncio.gather(*(front.link.finish() for front in self._fronts))
-        await asyncio.gather(*self._links, return_exceptions=True)
+        rounds = [each for each in (self._last_round, self._round) if each is not None]
+        await asyncio.gather(*self._links, *rounds, return_exceptions=True)
         for process in self._missing.values():
             process.close()
 
@@ -136,8 +144,27 @@ class Fronts:
                     await self._left.wait()
 
     async def settle(self) -> None:
-        """Return once everything is known that fronts had reported before."""
-        await self.metrics()
+        """Return once everything is known that fronts had reported before.
+
+        A round of asking that has begun may come too early for who comes now: all of those wait for the next one.
+        """
+        if self._round is None:
+            self._round = asyncio.get_running_loop().create_task(self._settle(self._last_round))
+        await asyncio.shield(self._round)
+
+    async def _settle(self, before: asyncio.Task[None] | None) -> None:
+        loop = asyncio.get_running_loop()
+        if before is not None:
+            await before
+            await asyncio.sleep(self._round_s + ROUND_S - loop.time())
+        self._last_round, self._round = self._round, None
+        await asyncio.gather(*(self._ask_settled(front) for front in self._fronts))
+        self._round_s = loop.time()
+
+    async def _ask_settled(self, front: _Front) -> None:
+        with suppress(NotReady, TimeoutError):
+            async with asyncio.timeout(METRICS_S):
+                await front.link.ask(Settle())
 
     async def metrics(self) -> Samples:
         """Return the sum of the metrics of all fronts, with the counters of those that have ended."""
