@@ -3,6 +3,9 @@
 It speaks HTTP/1.1 over a Unix socket that only processes of this server reach. Bodies pass in pieces, at the pace of
 whoever takes them. Who the client is goes along in two fields that no client can send: the front drops them.
 
+Each request takes a connection here and one at the primary, so only so many are relayed at a time. One more takes the
+place of the oldest that waits for its client.
+
 Source: RFC 9110 7.6.1 (fields of one connection alone); RFC 9112 6 (length of a body), 7.1 (chunks, trailers).
 """
 
@@ -12,12 +15,12 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import httptools
 
-from tensorwasm.errors import InternalError, InvalidRequest, NotReady
+from tensorwasm.errors import CapacityExhausted, InternalError, InvalidRequest, NotReady
 from tensorwasm.server.connection.fields import RELAYED_CERTIFICATE, RELAYED_CLIENT
 from tensorwasm.server.exchange import BECOME_TASK, DisconnectWatcher, Exchange
 from tensorwasm.telemetry.timeline import add_relay
@@ -29,6 +32,7 @@ READ_BYTES: Final = 64 << 10
 IDLE_S: Final = 10.0
 """How long a connection to the primary may have been idle to be used again: less than it waits for a head."""
 
+MOST: Final = 1024
 MOST_IDLE: Final = 64
 _DROPPED: Final = frozenset(
     {
@@ -58,42 +62,80 @@ class _Connection:
     idle_s: float = 0.0
 
 
-class Relay:
-    """Relays requests to the socket at a path. For one event loop."""
+@dataclass(slots=True, eq=False)
+class _Relayed:
+    """A request that is being relayed: whether more of its body, or its client's taking of the answer, is waited for.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    ``answered`` says that its answer has begun, ``ended`` that another one took its place.
+    """
+
+    exchange: Exchange
+    sending: bool = False
+    taking: bool = False
+    answered: bool = False
+    ended: bool = False
+
+
+class Relay:
+    """Relays requests to the socket at a path. For one event loop.
+
+    Attributes:
+        most: requests at a time.
+    """
+
+    def __init__(self, path: str, most: int = MOST) -> None:
+        self._path, self.most = path, most
         self._idle: list[_Connection] = []
+        self._running: dict[asyncio.Task[Any], _Relayed] = {}
 
     async def forward(self, exchange: Exchange) -> None:
         """Have a request answered. Cancelling it ends the request, as its client's leaving does.
 
         Raises:
             NotReady: the primary has ended before it answered.
+            CapacityExhausted: too many requests are relayed.
             TensorWasmError: the body broke off; nothing was answered.
         """
         await BECOME_TASK
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - it has become one
+        self._make_room()
+        self._running[task] = relayed = _Relayed(exchange)
         watcher = DisconnectWatcher(exchange.wire, task)
         try:
-            await self._forward(exchange)
+            await self._forward(relayed)
+        except asyncio.CancelledError:
+            if not relayed.ended:
+                raise
+            if not relayed.answered:
+                raise _no_room() from None
         finally:
+            self._running.pop(task, None)
             watcher.close()
             exchange.left = watcher.left
+
+    def _make_room(self) -> None:
+        """End the oldest requests that wait for their clients if there are too many; raise if there are none."""
+        while len(self._running) >= self.most:
+            waiting = (task for task, each in self._running.items() if each.sending or each.taking)
+            task = next(waiting, None)
+            if task is None:
+                raise _no_room()
+            self._running.pop(task).ended = True
+            task.cancel()
 
     def close(self) -> None:
         """Close the connections that are idle."""
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _forward(self, exchange: Exchange) -> None:
-        wire, connection = exchange.wire, await self._connect()
-        sending = asyncio.get_running_loop().create_task(_send(wire, connection.writer))
+    async def _forward(self, relayed: _Relayed) -> None:
+        connection = await self._connect()
+        sending = asyncio.get_running_loop().create_task(_send(relayed, connection.writer))
         again = False
         try:
             again = (
-                await _answer(exchange, connection.reader, sending) and sending.done() and sending.exception() is None
+                await _answer(relayed, connection.reader, sending) and sending.done() and sending.exception() is None
             )
         finally:
             sending.cancel()
@@ -116,8 +158,13 @@ class Relay:
             raise NotReady(f"the primary process cannot be reached: {error.strerror}") from None
 
 
-async def _send(wire: WireRequest, writer: asyncio.StreamWriter) -> None:
+def _no_room() -> CapacityExhausted:
+    return CapacityExhausted("too many requests wait for the primary process")
+
+
+async def _send(relayed: _Relayed, writer: asyncio.StreamWriter) -> None:
     """Send a request; what it raises is for the client."""
+    wire = relayed.exchange.wire
     if not wire.long:
         body = wire.whole()
         writer.write(_head(wire, f"content-length: {len(body)}\r\n" if body or wire.long is not None else "") + body)
@@ -125,7 +172,12 @@ async def _send(wire: WireRequest, writer: asyncio.StreamWriter) -> None:
     length = wire.head.fields.get("content-length")
     chunked = length is None
     writer.write(_head(wire, "transfer-encoding: chunked\r\n" if chunked else f"content-length: {length}\r\n"))
-    while (piece := await wire.read()) is not None:
+    while True:
+        relayed.sending = True
+        piece = await wire.read()
+        relayed.sending = False
+        if piece is None:
+            break
         writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         with suppress(ConnectionError):  # it is seen where the answer is read
             await writer.drain()
@@ -188,26 +240,31 @@ class _AnswerParts:
         return b"".join(pieces)
 
 
-async def _answer(exchange: Exchange, reader: asyncio.StreamReader, sending: asyncio.Task[None]) -> bool:
+async def _answer(relayed: _Relayed, reader: asyncio.StreamReader, sending: asyncio.Task[None]) -> bool:
     """Answer with what comes; return whether the primary's connection can be used again."""
-    wire, parts = exchange.wire, _AnswerParts(exchange.began_ns)
+    wire, parts = relayed.exchange.wire, _AnswerParts(relayed.exchange.began_ns)
     parser = httptools.HttpResponseParser(parts)
     writer: AnswerWriter | None = None
     try:
         while not parts.whole:
             data = await _read(reader, sending, began=parts.headed)
             if not data:
+                if relayed.answered:
+                    return False
                 raise NotReady("the primary process has ended while it had this request: it may be done or not")
             parser.feed_data(data)
             if parts.whole and writer is None:
                 body = parts.take()
+                relayed.answered = True
                 shown = b"" if wire.head.method == "HEAD" else body
                 wire.answer(parser.get_status_code(), parts.fields, shown, length=len(body))
                 break
             if parts.headed:
                 writer = writer or wire.begin_body(parser.get_status_code(), parts.fields, parts.length)
+                relayed.answered = relayed.taking = True
                 if not await writer.send(parts.take()):
                     return False
+                relayed.taking = False
         if writer is not None:
             writer.end(parts.trailers)
         return bool(parser.should_keep_alive())

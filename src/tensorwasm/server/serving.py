@@ -117,7 +117,7 @@ async def serve_front(
     signals = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
     first = RelayingApplication(relay)
-    async with _listening(first, listening, tls, signals.leaving) as listener:
+    async with _listening(first, listening, tls, signals.leaving, spared=relay.most) as listener:
         ready()
         stopped = asyncio.ensure_future(signals.stopping.wait())
         await asyncio.wait((asyncio.ensure_future(opening), stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -186,16 +186,21 @@ async def _listening(
     leaving: asyncio.Event,
     *,
     relayed: bool = False,
+    spared: int = 0,
 ) -> AsyncIterator[Listener]:
-    """Within the context, take connections; once `leaving` is set take no more, and close the socket."""
+    """Within the context, take connections; once `leaving` is set take no more, and close the socket.
+
+    So many less are taken as are to be spared.
+    """
 
     async def leave() -> None:
         await leaving.wait()
         listener.leave()
         listening.close()
 
-    most = max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
-    listener = Listener(application.begin, most, application.body_timeout_s, tls, relayed=relayed)
+    listener = Listener(
+        application.begin, most_connections() - spared, application.body_timeout_s, tls, relayed=relayed
+    )
     await listener.listen(listening.dup())
     leaves = asyncio.create_task(leave())
     try:
@@ -233,6 +238,11 @@ def _stop_on_signals() -> _Signals:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGUSR1, leave)
     return _Signals(stopping, leaving)
+
+
+def most_connections() -> int:
+    """Return how many connections a process may have, accepted and made."""
+    return max(128, min(MAX_CONNECTIONS, raise_file_limit() - SPARE_FILES))
 
 
 def raise_file_limit() -> int:

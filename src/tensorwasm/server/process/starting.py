@@ -33,7 +33,7 @@ from tensorwasm.server.process.place import CONTROL, HTTP, Place
 from tensorwasm.server.process.reloading import REST_S
 from tensorwasm.server.relay import Relay
 from tensorwasm.server.routes import ALL
-from tensorwasm.server.serving import serve, serve_degraded, serve_front
+from tensorwasm.server.serving import most_connections, serve, serve_degraded, serve_front
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.front_opening import open_front
 from tensorwasm.service.opening import Service, open_service
@@ -123,7 +123,9 @@ async def _run_owner(start: _Start, place: Place | None) -> None:
 
 async def _run_front(start: _Start, place: Place) -> None:
     """Serve what needs no more than the database, and relay the rest to the primary."""
-    listening, relay = _inherit(start.options.listening), Relay(f"{place.folder}/{HTTP}")
+    # All processes together relay no more than the primary takes, and each leaves room for those that it answers.
+    most = most_connections() // place.rows
+    listening, relay = _inherit(start.options.listening), Relay(f"{place.folder}/{HTTP}", most)
     opened: list[CallService] = []
 
     async def open_service() -> CallService:
