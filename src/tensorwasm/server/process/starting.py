@@ -53,6 +53,9 @@ QUIET_S: Final = 2.0
 
 OWNED_AGAIN_S: Final = 0.02
 
+LEAST_RELAYED: Final = 64
+"""Requests that a front may relay at a time, however few files its processes may open."""
+
 LOCAL_HOSTS: Final = "localhost,127.0.0.1,[::1]"
 """Hosts of a service without authentication. Others are refused, since any page's host name can resolve to this
 machine."""
@@ -124,7 +127,7 @@ async def _run_owner(start: _Start, place: Place | None) -> None:
 async def _run_front(start: _Start, place: Place) -> None:
     """Serve what needs no more than the database, and relay the rest to the primary."""
     # All processes together relay no more than the primary takes, and each leaves room for those that it answers.
-    most = most_connections() // place.rows
+    most = max(LEAST_RELAYED, most_connections() // place.rows)
     listening, relay = _inherit(start.options.listening), Relay(f"{place.folder}/{HTTP}", most)
     opened: list[CallService] = []
 
