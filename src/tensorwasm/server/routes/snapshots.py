@@ -51,7 +51,8 @@ INSTANCE_HEADER: Final = "X-TensorWasm-As-Instance"
 MAX_ENCODED_BYTES: Final = 48 * MIB
 """Longest file that is returned as base64, which makes 64 MiB of it; longer ones are fetched as raw bytes."""
 
-_PIECE_BYTES: Final = 1 * MIB
+PIECE_BYTES: Final = 128 << 10
+"""How much of a file is read at a time. Each of thousands of clients that take nothing holds one or two pieces."""
 _FLAGS: Final = frozenset({"true", "false", "1", "0"})
 _LOW_BITS: Final = (1 << 53) - 1
 """The integers that every client reads exactly: JavaScript's numbers are doubles."""
@@ -242,12 +243,12 @@ def _client_key(request: HttpRequest) -> bytes:
 
 
 def _file(data: memoryview) -> Reply | StreamedReply:
-    if data.nbytes <= _PIECE_BYTES:
+    if data.nbytes <= PIECE_BYTES:
         return Reply(bytes(data), content_type=BINARY)
 
     async def send(out: SendChunk) -> StreamEnd:
-        for start in range(0, data.nbytes, _PIECE_BYTES):
-            piece = await asyncio.to_thread(bytes, data[start : start + _PIECE_BYTES])  # may read from disk
+        for start in range(0, data.nbytes, PIECE_BYTES):
+            piece = await asyncio.to_thread(bytes, data[start : start + PIECE_BYTES])  # may read from disk
             if not await out(piece):
                 return StreamEnd(whole=False)
         return StreamEnd()
