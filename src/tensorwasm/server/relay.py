@@ -15,6 +15,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ import httptools
 from tensorwasm.errors import CapacityExhausted, InternalError, InvalidRequest, NotReady
 from tensorwasm.server.connection.fields import RELAYED_CERTIFICATE, RELAYED_CLIENT
 from tensorwasm.server.exchange import BECOME_TASK, DisconnectWatcher, Exchange
+from tensorwasm.server.http.long_work import run_slice
 from tensorwasm.telemetry.timeline import add_relay
 
 if TYPE_CHECKING:
@@ -252,7 +254,10 @@ async def _answer(relayed: _Relayed, reader: asyncio.StreamReader, sending: asyn
                 if relayed.answered:
                     return False
                 raise NotReady("the primary process has ended while it had this request: it may be done or not")
-            parser.feed_data(data)
+            if writer is None:
+                parser.feed_data(data)
+            else:  # of many long answers one goes on in each round of the event loop
+                await run_slice(partial(parser.feed_data, data))
             if parts.whole and writer is None:
                 body = parts.take()
                 relayed.answered = True

@@ -10,6 +10,7 @@ from fakes.fleets import listening_at
 from fakes.services import until
 from fakes.wire import FakeWire
 from tensorwasm.errors import CapacityExhausted
+from tensorwasm.server import relay as relay_module
 from tensorwasm.server.connection.listener import Listener
 from tensorwasm.server.exchange import Exchange
 from tensorwasm.server.relay import Relay
@@ -131,3 +132,23 @@ def test_slow_readers_make_room_and_their_answers_break_off(tmp_path):
         assert not any(each.answered.is_set() for each in slow[1:])
 
     story(tmp_path, begin, tell)
+
+
+def test_of_many_long_answers_one_goes_on_at_a_time(tmp_path, monkeypatch):
+    """A front that passed on a piece of each in one round of its loop held up the calls of others for that long."""
+    slices, run_slice = [], relay_module.run_slice
+
+    async def counted(work):
+        slices.append(work)
+        return await run_slice(work)
+
+    monkeypatch.setattr(relay_module, "run_slice", counted)
+    size = 10 * relay_module.READ_BYTES
+
+    async def tell(clients):
+        wires = [clients.ask(n, FakeWire("GET", f"/{n}", headers={"host": "x"})) for n in range(MOST)]
+        await asyncio.gather(*clients.tasks.values())
+        assert {len(wire.body) for wire in wires} == {size}
+        assert len(slices) >= MOST * (size // (2 * relay_module.READ_BYTES) - 1)
+
+    story(tmp_path, lambda wire: wire.answer(200, [], b"x" * size), tell)
