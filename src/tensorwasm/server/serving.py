@@ -40,8 +40,13 @@ LEAVE_S: Final = 0.25
 ORPHAN_S: Final = 1.0
 """How long running requests may take once the supervisor has died: the next server waits for this one to end."""
 
-SWITCH_S: Final = 0.0005
-"""How long a thread may keep the event loop waiting for Python; CPython's own 5 ms would be seen in every tail."""
+SWITCH_S: Final = 0.00002
+"""How long a thread waits for Python before it has the one that runs make way.
+
+CPython's own 5 ms would be seen in every tail. It must be shorter than a short call, too: the event loop lets go of the
+interpreter and takes it back with every request, each time wakes a thread that waits, and is faster than that. Such a
+thread waits anew, never for the whole interval, so that it gets no turn, and each request pays for a wake-up.
+"""
 
 _log = logging.getLogger(__name__)
 

@@ -99,14 +99,14 @@ class SliceBudget:
             if alarm is None or now_ns < self._free_ns:
                 return None
             alarm.set(now_ns)
-            before_ns = self._spent_ns()
+            spare = module.short >= SHORT_CALLS
+            before_ns = 0 if spare else self._spent_ns()  # a system call
             try:
                 outcome = plan.invoke_pure(args, now_ns, now_ns + ONE_SHOT_NS)
             except InvokeTimeout:
-                spent_ns = self._spent_ns() - before_ns
-                if module.short >= SHORT_CALLS:
+                if spare:
                     module.short -= SHORT_CALLS
-                elif spent_ns >= ONE_SHOT_NS // 2:
+                elif (spent_ns := self._spent_ns() - before_ns) >= ONE_SHOT_NS // 2:
                     module.late += 1
                     module.long = module.late >= LATE_CALLS
                     self._lose(spent_ns)

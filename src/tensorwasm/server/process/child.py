@@ -7,7 +7,7 @@ when it serves, and one when it is ready.
 Exit codes: 0 stopped by a signal; 2 invalid options or settings; 4 the database is another server's, or there
 is no such device; 1 anything else.
 
-Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG.
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, PR_SET_TIMERSLACK.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.server_process import LOADED, REPORT
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_TIMERSLACK: Final = 29
+_SLACK_NS: Final = 1000
+"""How late a wait may end. By default it is 50 µs, more than `tensorwasm.server.serving.SWITCH_S`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -39,6 +42,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor had blocked it
     if sys.platform == "linux":  # the signal to leave; until the server handles it, it ends the process
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # and of the threads that are started later
     if os.getppid() != parent:  # it had ended before
         return 1
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -5,16 +5,8 @@ contain no bodies, results or credentials.
 """
 
 from tensorwasm.tenancy.audit.chain import AuditFinding, AuditVerification, verify
-from tensorwasm.tenancy.audit.log import (
-    AuditLog,
-    AuditRecord,
-    AuditStatistics,
-    actor_of,
-    encode,
-    log_path,
-    open_audit,
-    outcome_of,
-)
+from tensorwasm.tenancy.audit.log import AuditLog, AuditStatistics, log_path, open_audit
+from tensorwasm.tenancy.audit.records import AuditRecord, actor_of, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import log_files
 
 __all__ = [

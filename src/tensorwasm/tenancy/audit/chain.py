@@ -24,6 +24,7 @@ MAX_LINE_BYTES: Final = 32 << 10
 
 HEAD_SUFFIX: Final = ".head"
 
+_PREV: Final = b',"prev":"'
 _END: Final = b',"hash":"'
 _TAIL_BYTES: Final = len(_END) + 2 * HASH_BYTES + len(b'"}')
 
@@ -72,6 +73,16 @@ class Chain:
         text = b'{"seq":%d,"prev":"%s",%s' % (self.seq, self.hash.encode(), body[1:-1])
         self.hash = blake2b(text, digest_size=HASH_BYTES).hexdigest()
         return b'%s,"hash":"%s"}\n' % (text, self.hash.encode())
+
+
+def unlink(line: bytes) -> bytes:
+    """Return the JSON object of which `Chain.link` made a line, given without its newline."""
+    return b"{" + line[line.index(_PREV) + len(_PREV) + 2 * HASH_BYTES + len(b'",') : -_TAIL_BYTES] + b"}"
+
+
+def hash_of(line: bytes) -> str:
+    """Return the hash in the last of some lines, with its newline."""
+    return line[-_TAIL_BYTES - 1 + len(_END) : -len(b'"}\n')].decode()
 
 
 _decode = msgspec.json.Decoder(ChainLink).decode

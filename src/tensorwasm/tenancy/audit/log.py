@@ -1,7 +1,4 @@
-"""`AuditLog`: appending a record takes a third of a microsecond; a thread encodes, chains and writes them.
-
-Parts that many records share are encoded once.
-"""
+"""`AuditLog`: the event loop makes chained lines of its records, and a thread writes them."""
 
 from __future__ import annotations
 
@@ -13,127 +10,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.tenancy.audit.chain import Chain, ChainHead
+from tensorwasm.tenancy.audit.chain import ChainHead
+from tensorwasm.tenancy.audit.lines import LineQueue
+from tensorwasm.tenancy.audit.records import AuditRecord, Notice
 from tensorwasm.tenancy.audit.sinks import AuditSink, FileSink, StdoutSink, full_name, open_file, surplus
 from tensorwasm.tenancy.buckets import Buckets
-from tensorwasm.tenancy.principal import Principal
 from tensorwasm.tenancy.quotas import unix_ms
 from tensorwasm.values import MIB
 
-MAX_BODY_BYTES: Final = 16 << 10
-"""Longest record; a longer one is written without what the client chose."""
+FLUSH_LINES: Final = 1 << 14
+"""A flush has a dozen system calls, behind each of which the thread has to get the interpreter from a busy loop."""
 
-_encode = msgspec.json.Encoder().encode
-
-
-class AuditRecord(msgspec.Struct, frozen=True, gc=False):
-    """One call that changes something, or one that was refused for its credentials.
-
-    Attributes:
-        ts_unix_ms: when its reply was sent.
-        actor: from `actor_of`; None for an unknown one.
-        resource: the object of the action, such as ``function_id`` and ``tenant_id``.
-        outcome: from `outcome_of`.
-        latency_ms: from the request's head to its reply.
-    """
-
-    ts_unix_ms: int
-    request_id: str
-    actor: msgspec.Raw | None
-    action: str
-    resource: dict[str, Any]
-    outcome: msgspec.Raw
-    latency_ms: float
-    peer_addr: str | None = None
-    client_cert_subject: str | None = None
-
-
-class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the log about itself.
-
-    Attributes:
-        notice: ``opened``: a file begins; ``resumed``: a process continues one; ``torn``: an incomplete last line was
-            removed; ``cut``: flushed lines are missing; ``dropped``: records were lost because the log could not keep
-            up; ``suppressed``: refusals of credentials were only counted; ``removed``: the oldest file was deleted.
-        count: of bytes for ``torn``, else of lines.
-    """
-
-    ts_unix_ms: int
-    notice: str
-    count: int = 0
-    last_seq: int = 0
-    last_hash: str = ""
-
-
-_actors: dict[str, tuple[Principal, msgspec.Raw]] = {}
-_MAX_ACTORS: Final = 4096
-
-
-def actor_of(principal: Principal) -> msgspec.Raw:
-    """Return a principal as it is recorded, from a cache if possible."""
-    known = _actors.get(principal.id)
-    if known is not None and known[0] is principal:
-        return known[1]
-    dev = principal.kind == "dev"
-    kind = "dev" if dev else "wildcard" if principal.tenants is None else "tenant_set"
-    scope = {"kind": kind, "tenants": sorted(principal.tenants or ())}
-    actor = {"kind": principal.kind, "token_id": None if dev else principal.id, "scope": scope}
-    if len(_actors) >= _MAX_ACTORS:
-        _actors.clear()
-    raw = msgspec.Raw(_encode(actor))
-    _actors[principal.id] = (principal, raw)
-    return raw
-
-
-@lru_cache(1024)
-def outcome_of(status_code: int, error_kind: str | None = None) -> msgspec.Raw:
-    """Return an outcome as it is recorded, from a cache if possible."""
-    outcome: dict[str, object] = {"status_code": status_code}
-    return msgspec.Raw(_encode(outcome if error_kind is None else outcome | {"error_kind": error_kind}))
-
-
-def encode(record: AuditRecord | Notice) -> bytes:
-    """Return a record as a JSON object, without what the client chose if it is too long or cannot be encoded."""
-    try:
-        body = _encode(record)
-    except (UnicodeError, TypeError, ValueError, OverflowError):
-        body = b""
-    if (body and len(body) <= MAX_BODY_BYTES) or isinstance(record, Notice):
-        return body
-    spare = AuditRecord(
-        record.ts_unix_ms,
-        _ascii(record.request_id),
-        record.actor if record.actor is not None and len(bytes(record.actor)) <= MAX_BODY_BYTES // 2 else None,
-        _ascii(record.action),
-        {"omitted": True},
-        record.outcome,
-        record.latency_ms,
-    )
-    return _encode(spare)
-
-
-def _ascii(text: str) -> str:
-    return text[:256].encode("ascii", "backslashreplace").decode()
-
-
-FLUSH_LINES: Final = 1024
 QUEUE_LINES: Final = 1 << 16
 REFUSED_QPS: Final = 10
 REFUSED_BURST: Final = 100
 
-# Lines made in one turn of the thread, in which the event loop waits for the GIL: 2 µs for each. A busy loop lets the
-# thread have a turn every 5 ms only (the interpreter's switch interval), so that more are made where more are waiting:
-# 3,200 lines a second at the least, 51,200 at the most, for which the loop waits half a millisecond at a time.
+MADE_AT_ONCE: Final = 16
+"""Lines that the event loop makes at a time, 1.5 µs each."""
+
+# Lines that the thread makes in one turn, in which the event loop waits for it: more where more are waiting, behind a
+# disk that did not answer, or in a process that gets the records of others.
 _TURN_LINES: Final = range(16, 256 + 1)
 _TURN_PART: Final = 16
+_MOST_CHUNKS: Final = 256
+"""Chunks that are written at once, 2 MB or so."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -183,14 +88,12 @@ class AuditLog:
         self._full_bytes = full_bytes
         self._keep = keep
         self._now_unix_ms = now_unix_ms
-        self._queue: deque[AuditRecord | bytes] = deque()
-        self._pending: list[bytes] = []  # records encoded, and not written yet
+        self._lines = LineQueue()
         self._refusals = Buckets(1)
         self._dropped = self._suppressed = 0
         self._noticed = {"dropped": 0, "suppressed": 0}  # how many of them the log's lines account for
-        self._head = ChainHead()
         self._written = 0
-        self._appended = self._taken = self._durable = 0  # records: ever queued, of those encoded, of those on the disk
+        self._appended = self._durable = 0  # records: ever queued, and of those on the disk
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._unsynced = self._failing = self._closing = self._reopening = False
         self._wake = threading.Event()
@@ -213,13 +116,16 @@ class AuditLog:
         if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
             self._suppressed += 1
             return
-        queue = self._queue
-        if len(queue) >= self._queue_lines:
+        lines = self._lines
+        waiting = self._appended - lines.records
+        if waiting >= self._queue_lines:
             self._dropped += 1
             return
-        queue.append(record)
+        lines.entries.append(record)
         self._appended += 1
-        if len(queue) == self._flush_lines:
+        if len(lines.entries) >= MADE_AT_ONCE:
+            lines.make(MADE_AT_ONCE, wait=False)
+        if waiting + 1 == self._flush_lines:
             self._wake.set()
 
     async def extend(self, encoded: Sequence[bytes], dropped: int, suppressed: int, *, hurry: bool) -> None:
@@ -227,13 +133,14 @@ class AuditLog:
 
         Returns once they are on the disk, as `append` has it, or sooner in a hurry. For one event loop.
         """
-        room = max(0, self._queue_lines - len(self._queue)) if self._thread is not None else len(encoded)
+        waiting = self._appended - self._lines.records
+        room = max(0, self._queue_lines - waiting) if self._thread is not None else len(encoded)
         self._dropped += dropped + len(encoded[room:])
         self._suppressed += suppressed
         if self._thread is not None:
-            self._queue.extend(encoded[:room])
+            self._lines.entries.extend(encoded[:room])
             self._appended += len(encoded[:room])
-            if hurry or len(self._queue) >= self._flush_lines:
+            if hurry or waiting + len(encoded) >= self._flush_lines:
                 self._wake.set()
             await self._until_durable(self._appended)
 
@@ -261,8 +168,7 @@ class AuditLog:
 
     def statistics(self) -> AuditStatistics:
         """Return the counters."""
-        waiting = len(self._queue) + len(self._pending)
-        return AuditStatistics(self._written, waiting, self._dropped, self._suppressed, self._failing)
+        return AuditStatistics(self._written, len(self._lines), self._dropped, self._suppressed, self._failing)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the waiting records, and close the file; later records are dropped.
@@ -282,10 +188,9 @@ class AuditLog:
         opened = open_file(path, head)
         found = (("torn", opened.torn_bytes), ("cut", opened.cut_lines))
         notices = [("opened" if opened.empty else "resumed", 0), *(each for each in found if each[1])]
-        self._pending[:0] = [encode(Notice(self._now_unix_ms(), notice, count)) for notice, count in notices]
+        self._lines.begin(opened.head, [Notice(self._now_unix_ms(), notice, count) for notice, count in notices])
         if opened.cut_lines:
             _LOG.error("the audit log lacks %d lines that had been flushed", opened.cut_lines)
-        self._head = opened.head
         self._wake.set()
         return opened.sink
 
@@ -304,7 +209,7 @@ class AuditLog:
                 self._flush(sink)
                 if self._full_bytes and isinstance(sink, FileSink) and sink.length() >= self._full_bytes:
                     if not sink.moved():
-                        sink.path.rename(full_name(sink.path, self._head.seq))
+                        sink.path.rename(full_name(sink.path, self._lines.head.seq))
                     sink = self._continue(sink)
                     self._delete_surplus(sink)
                     self._flush(sink)  # the new file's first line, even if this is the end
@@ -321,50 +226,45 @@ class AuditLog:
 
     def _flush(self, sink: AuditSink) -> None:
         """Write all that was appended until now, and make it durable."""
-        left = len(self._queue) + len(self._pending)
-        while left > 0:
-            left -= self._write(sink)
+        left = len(self._lines)
+        while left > 0 and (written := self._write(sink)):
+            left -= written
         for notice, count in (("dropped", self._dropped), ("suppressed", self._suppressed)):
             if count > self._noticed[notice]:
                 self._note(notice, count - self._noticed[notice])
                 self._noticed[notice] = count
         self._write(sink)
         if self._unsynced:
-            sink.sync(self._head)
+            sink.sync(self._lines.head)
             self._unsynced = False
-            self._durable = self._taken
+            self._durable = self._lines.records
             if self._waiting and self._loop is not None:
                 with contextlib.suppress(RuntimeError):  # the event loop is closed
                     self._loop.call_soon_threadsafe(self._settle)
 
     def _write(self, sink: AuditSink) -> int:
-        """Write some lines, and return how many; the chain advances only once they are written."""
-        pending, queue = self._pending, self._queue
-        lines = max(_TURN_LINES.start, min(len(queue) // _TURN_PART, _TURN_LINES[-1]))
-        while queue and len(pending) < lines:
-            record = queue.popleft()
-            self._taken += 1
-            pending.append(record if isinstance(record, bytes) else encode(record))
-        if not pending:
+        """Write lines, and return how many; they count once they are written."""
+        queue = self._lines
+        queue.make(max(_TURN_LINES.start, min(len(queue.entries) // _TURN_PART, _TURN_LINES[-1])), wait=True)
+        chunks = queue.made()[:_MOST_CHUNKS]
+        if not chunks:
             return 0
-        chain = Chain(self._head.seq, self._head.hash)
-        sink.write(b"".join(map(chain.link, pending)))
-        self._head = ChainHead(chain.seq, chain.hash)
+        sink.write(b"".join([chunk.text for chunk in chunks]))
+        queue.wrote(chunks)
         self._unsynced = True
-        written = len(pending)
+        written = sum(chunk.lines for chunk in chunks)
         self._written += written
-        pending.clear()
         return written
 
     def _note(self, notice: str, count: int = 0, last: ChainHead | None = None) -> None:
         removed = () if last is None else (last.seq, last.hash)
-        self._pending.append(encode(Notice(self._now_unix_ms(), notice, count, *removed)))
+        self._lines.entries.append(Notice(self._now_unix_ms(), notice, count, *removed))
 
     def _continue(self, sink: FileSink) -> FileSink:
         """Open the file that has the path now, if the old one was moved; if that fails, the old one stays open."""
         if not sink.moved():
             return sink
-        new = self._open(sink.path, self._head)
+        new = self._open(sink.path, self._lines.head)
         sink.close()
         return new
 

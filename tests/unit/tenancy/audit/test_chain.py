@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from strategies.audit import RECORDS, tamperings
 from tensorwasm.tenancy.audit import AuditLog, verify
-from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, ChainHead, read_link
-from tensorwasm.tenancy.audit.log import AuditRecord, encode, outcome_of
+from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, ChainHead, read_link, unlink
+from tensorwasm.tenancy.audit.records import AuditRecord, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import open_file, write_head
 
 OPENED = b'{"notice":"opened"}'
@@ -40,6 +40,12 @@ def test_every_record_is_one_line_that_holds(record):
     said = json.loads(line)
     assert said["ts_unix_ms"] == record.ts_unix_ms
     assert said["outcome"]["status_code"] in range(100, 600)
+
+
+@given(RECORDS)
+def test_what_a_line_was_made_of_can_be_taken_back(record):
+    body = encode(record)
+    assert unlink(Chain(0, GENESIS).link(body)[:-1]) == body
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

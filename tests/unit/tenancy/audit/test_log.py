@@ -17,7 +17,7 @@ from tensorwasm.settings.service import ServiceSettings
 from tensorwasm.tenancy.audit import AuditLog, AuditRecord, actor_of, open_audit, outcome_of, sinks, verify
 from tensorwasm.tenancy.audit import log as log_module
 from tensorwasm.tenancy.audit.chain import Chain
-from tensorwasm.tenancy.audit.log import Notice, encode
+from tensorwasm.tenancy.audit.records import Notice, encode
 from tensorwasm.tenancy.principal import Principal
 
 WAIT_S = 20.0
