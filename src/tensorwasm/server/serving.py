@@ -122,7 +122,7 @@ async def serve_front(
     signals = _stop_on_signals()
     sys.setswitchinterval(SWITCH_S)
     first = RelayingApplication(relay)
-    async with _listening(first, listening, tls, signals.leaving, spared=relay.most) as listener:
+    async with _listening(first, listening, tls, signals.leaving, shared=True, spared=relay.most) as listener:
         ready()
         stopped = asyncio.ensure_future(signals.stopping.wait())
         await asyncio.wait((asyncio.ensure_future(opening), stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -191,6 +191,7 @@ async def _listening(
     leaving: asyncio.Event,
     *,
     relayed: bool = False,
+    shared: bool = False,
     spared: int = 0,
 ) -> AsyncIterator[Listener]:
     """Within the context, take connections; once `leaving` is set take no more, and close the socket.
@@ -203,9 +204,8 @@ async def _listening(
         listener.leave()
         listening.close()
 
-    listener = Listener(
-        application.begin, most_connections() - spared, application.body_timeout_s, tls, relayed=relayed
-    )
+    most = most_connections() - spared
+    listener = Listener(application.begin, most, application.body_timeout_s, tls, relayed=relayed, shared=shared)
     await listener.listen(listening.dup())
     leaves = asyncio.create_task(leave())
     try:

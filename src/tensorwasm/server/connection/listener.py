@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorwasm.server.connection.connection import HttpConnection
 from tensorwasm.server.connection.request import KnownHeads
-from tensorwasm.server.process.address import BACKLOG
 
 if TYPE_CHECKING:
     from tensorwasm.server.connection.request import WireRequest
@@ -33,6 +31,10 @@ LINGER_S: Final = 2.0
 
 MOST_GATHERED: Final = 8
 """Connections whose answers leave together: the more, the longer each waits for the others."""
+
+MOST_ACCEPTED: Final = 64
+"""Connections that are taken in one turn of the event loop, which answers all that are ready: were it one, as libuv has
+it, the last of 256 that come at once would wait for two seconds."""
 
 MOST_LINGERING: Final = 64
 SWEEP_S: Final = 1.0
@@ -91,6 +93,8 @@ class Listener:
         body_timeout_s: in which a short body must have come.
         tls: of all connections; None for none.
         relayed: whether requests come from another process of this server, which says who their clients are.
+        shared: other processes take connections of the same socket: this one takes one in a turn, so that none has many
+            and others few.
 
     Attributes:
         keeping: whether connections stay open behind an answer.
@@ -110,8 +114,10 @@ class Listener:
         tls: ServerTls | None = None,
         *,
         relayed: bool = False,
+        shared: bool = False,
     ) -> None:
         """Begin without connections."""
+        self._at_once = 1 if shared else MOST_ACCEPTED
         self.begin, self._most, self.tls, self.relayed = begin, most, tls, relayed
         self.keeping = True
         self.known = KnownHeads()
@@ -122,9 +128,9 @@ class Listener:
         self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
         self.lingering = WaitingConnections(LINGER_S, HttpConnection.end_linger, MOST_LINGERING)
         self.closing = WaitingConnections(STALL_S, HttpConnection.end_early)
-        self._server: asyncio.Server | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
         self._handshakes: dict[HttpConnection, asyncio.Task[None]] = {}
+        self._taking: set[asyncio.Task[None]] = set()
         self._last_left: asyncio.Event | None = None
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -134,48 +140,53 @@ class Listener:
         self.bodies.limit_s = body_timeout_s
 
     async def listen(self, listening: socket.socket) -> None:
-        """Take connections of a socket that listens and does not block; it is this listener's from now on."""
-        loop = asyncio.get_running_loop()
+        """Take connections of a socket that listens; it is this listener's from now on."""
         listening.setblocking(False)
-        if self.tls is not None:
-            self._accepting = loop.create_task(self._accept(listening, self.tls))
-        else:
-            options: dict[str, Any] = {"sock": listening, "backlog": BACKLOG}
-            if listening.family == socket.AF_UNIX and sys.version_info >= (3, 13):
-                options["cleanup_socket"] = False  # its file is not this listener's
-            create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-            self._server = await create(self._make, **options)
+        self._listening = listening
+        self._accept_on()
         self._sweep()
 
-    async def _accept(self, listening: socket.socket, tls: ServerTls) -> None:
-        """Take connections of TLS. One that shakes hands is none yet for asyncio, but takes a place here."""
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    link, _ = await loop.sock_accept(listening)
-                except OSError as error:
-                    _log.warning("a connection is not accepted: %s", error.strerror)
-                    await asyncio.sleep(SWEEP_S)
-                    continue
+    def _accept_on(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """Take connections that wait. One of TLS that shakes hands is none yet for asyncio, but takes a place here."""
+        loop, listening = asyncio.get_running_loop(), self._listening
+        if listening is None:
+            return
+        for _ in range(self._at_once):
+            try:
+                link = listening.accept()[0]
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                _log.warning("a connection is not accepted: %s", error.strerror)
+                loop.remove_reader(listening)
+                loop.call_later(SWEEP_S, self._accept_on)
+                return
+            connection = self._make()
+            if self.tls is not None:
                 self._make_room()
-                connection = self._make()
-                self._handshakes[connection] = loop.create_task(self._shake_hands(connection, link, tls))
+                self._handshakes[connection] = loop.create_task(self._take(connection, link))
+            else:
+                task = loop.create_task(self._take(connection, link))
+                self._taking.add(task)
+                task.add_done_callback(self._taking.discard)
 
     def _make_room(self) -> None:
         """End the oldest handshakes if there is no room for another one."""
         while self._handshakes and len(self._connections) + len(self._handshakes) >= self._most:
             self._handshakes.pop(next(iter(self._handshakes))).cancel()
 
-    async def _shake_hands(self, connection: HttpConnection, link: socket.socket, tls: ServerTls) -> None:
+    async def _take(self, connection: HttpConnection, link: socket.socket) -> None:
+        options: dict[str, Any] = {}
+        if self.tls is not None:
+            options = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": STALL_S, "ssl": self.tls.context}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
-                link,
-                ssl=tls.context,
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=STALL_S,
-            )
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, link, **options)
         except OSError:  # an `ssl.SSLError` is one, too: the client is told by TLS itself
             pass
         finally:
@@ -184,10 +195,10 @@ class Listener:
     def leave(self) -> None:
         """Close the socket that listens; connections go on, each until its next answer."""
         self.keeping = False
-        if self._server is not None:
-            self._server.close()
-        if self._accepting is not None:
-            self._accepting.cancel()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
         for connection in self._connections:
             connection.keeping = False
 
@@ -201,7 +212,7 @@ class Listener:
     async def close(self, limit_s: float) -> None:
         """Take no more connections; end those that are idle at once, others behind their answers or after a time."""
         self.leave()
-        for task in list(self._handshakes.values()):
+        for task in (*self._handshakes.values(), *self._taking):
             task.cancel()
         for connection in list(self._connections):
             connection.rest_idle()
