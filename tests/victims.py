@@ -5,16 +5,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-WEIGHTS = {"supervisor": 1, "primary": 3, "front": 4, "broker": 1, "worker": 2, "spare": 1}
+WEIGHTS = {"supervisor": 1, "primary": 3, "front": 4, "broker": 1, "worker": 2, "template": 1}
 """How often which process of several is killed, by what it does."""
 
-ALONE = {"server": 6, "worker": 4, "spare": 1}
+ALONE = {"server": 6, "worker": 4, "template": 1}
 """Likewise where one process serves alone."""
 
 PAUSE_S = 0.01
 
-_INHERITED = {0: "broker", 1: "front", 2: "primary"}
-"""What a process does, by how many of the supervisor's sockets it keeps."""
+_SOCKETS = {"front": 1, "primary": 2, "broker": 0, "server": 1}
+"""How many of the supervisor's sockets a process has until it leaves."""
 
 
 def children(process):
@@ -38,15 +38,14 @@ def birth_of(process):
 def by_role(supervisor):
     """Return the processes of a server's supervisor by what they do, and those that they have started as workers.
 
-    A process that still waits for its options, or for its end, is a spare.
+    One that leaves is left out, and one that has been forked and has no name yet counts as another template.
     """
-    sockets = _sockets(supervisor)
-    names = _INHERITED if len(sockets) > 1 else {1: "server"}
-    found = {"supervisor": [supervisor], "worker": []}
+    sockets, found = _sockets(supervisor), {"supervisor": [supervisor], "worker": []}
     for each in children(supervisor):
-        role = names.get(len(_sockets(each) & sockets), "spare") if _has_options(each) else "spare"
-        found.setdefault(role, []).append(each)
-        found["worker"] += children(each)
+        role = _name(each).removeprefix("tw-").replace("alone", "server")
+        if role == "template" or len(_sockets(each) & sockets) == _SOCKETS.get(role):
+            found.setdefault(role, []).append(each)
+        found["worker"] += children(each) if role != "template" else []
     return found
 
 
@@ -76,10 +75,10 @@ def survivors(processes, limit_s):
     return [process for process, _ in left]
 
 
-def _has_options(process):
+def _name(process):
     with suppress(OSError):
-        return not str(Path(f"/proc/{process}/fd/0").readlink()).startswith("pipe:")
-    return False
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
 
 
 def _sockets(process):

@@ -17,23 +17,20 @@ class FakeProcess:
     """A process that reports and ends when it is told to.
 
     Attributes:
-        options: what it was sent.
+        options: what it was started with.
         signals: what it got, in order.
         closed: the supervisor has forgotten it.
     """
 
-    def __init__(self):
-        self.reports = self.code = self.options = None
-        self.loaded = self.serves = self.ready = self.closed = False
+    def __init__(self, options):
+        self.options = options
+        self.reports = self.code = None
+        self.serves = self.ready = self.closed = False
         self.signals = []
         self.pid = next(_numbers)
 
     def look(self):
         """There is nothing to read."""
-
-    def send(self, options):
-        assert self.options is None
-        self.options = options
 
     def signal(self, number):
         self.signals.append(number)
@@ -47,11 +44,8 @@ class FakeProcess:
             self.code = -9
 
     def report(self):
-        """Go one step on: loaded, serving, ready."""
-        if not self.loaded:
-            self.loaded = True
-        elif self.options is not None:
-            self.serves, self.ready = True, self.serves
+        """Go one step on: serving, ready."""
+        self.serves, self.ready = True, self.serves
 
     @property
     def alive(self):
@@ -59,29 +53,51 @@ class FakeProcess:
 
     @property
     def role(self):
-        if self.options is None:
-            return ""
-        return "alone" if self.options.place is None else self.options.place.role
+        return self.options.role
 
 
 class FakeFleet:
-    """A fleet with its reloader; it is also what the processes share."""
+    """A fleet with its reloader; it is also what the processes share and what starts them.
 
-    def __init__(self, workers=1, *, broker=False, at_once=1 << 10):
+    Attributes:
+        loaded: as that of `Templates`; `settle` loads what a reload has begun.
+        completed: how often compiled code was asked for.
+        kept: for each reload that has ended, whether its release was kept.
+        broken: no further release can be loaded.
+    """
+
+    def __init__(self, workers=1, *, broker=False):
         self.now_s = 100.0
         self.processes = []
         self.cleared = []
         self.states = []
-        self.refusing = False
-        self.fleet = Fleet(workers, self, DRAIN_S, broker=broker, at_once=at_once)
+        self.kept = []
+        self.completed = 0
+        self.refusing = self.broken = False
+        self.loaded = True
+        self.fleet = Fleet(workers, self, self, DRAIN_S, broker=broker)
         self.reloader = Reloader(self.fleet, DRAIN_S, self.states.append)
         self.update()
 
-    def start(self):
+    def look(self, now_s):
+        """There is nothing to see to."""
+
+    def start(self, options):
         if self.refusing:
             return None
-        self.processes.append(FakeProcess())
+        self.processes.append(FakeProcess(options))
         return self.processes[-1]
+
+    def complete(self):
+        self.completed += 1
+
+    def renew(self):
+        self.loaded = False
+        return not self.refusing
+
+    def keep(self, *, renewed):
+        self.kept.append(renewed)
+        self.loaded = True
 
     def options(self, role, row, fronts, *, announce):
         place = None if role == "alone" else Place(role, row, 3, 10, "/private", fronts=fronts)
@@ -107,6 +123,11 @@ class FakeFleet:
         process.code = code
         self.update()
 
+    def load(self):
+        """Let what a reload has begun load the server, or fail to."""
+        if self.loaded is False:
+            self.loaded = None if self.broken else True
+
     @property
     def alive(self):
         return [each for each in self.processes if each.alive]
@@ -118,6 +139,7 @@ class FakeFleet:
     def settle(self):
         """Let everything that lives get ready, and everything that was told to end do so, until nothing changes."""
         for _ in range(200):
+            self.load()
             for each in self.alive:
                 each.report()
                 if {signal.SIGTERM, signal.SIGUSR1} & set(each.signals):

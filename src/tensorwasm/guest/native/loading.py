@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm.guest.imports.suspension import SuspensionCode
@@ -24,12 +26,20 @@ from tensorwasm.guest.native.structures import NO_ENTRIES, Entries, PythonCallba
 PARTS: Final = 2
 """Processes that fill an empty cache side by side."""
 
+if sys.platform != "win32":
+    import fcntl
+
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _loading = threading.Event()
 """Set while `begin_loading` loads everything: callers that have a fallback in Python use that meanwhile."""
+_loaded: Final = threading.Event()
+"""Set once `load_kept` has loaded everything: in processes forked from this one nothing is to be loaded."""
 _FULL: Final = "full"
 """Name of an empty file in the cache's folder, there once all parts have been compiled."""
+_FILLING: Final = "filling"
+"""Name of a file there that is locked by the process that compiles: others would only slow it down."""
+_THREADS: Final = "OPENBLAS_NUM_THREADS"
 _PR_SET_PDEATHSIG: Final = 1
 _LONGEST_FIELDS: Final = 4
 """Host functions whose compilation takes as long as all the rest."""
@@ -127,10 +137,29 @@ def begin_loading() -> Callable[[], None]:
     That blocks for a second, or up to a dozen to fill an empty cache, in other processes: compiling here would hold the
     GIL.
     """
-    if not may_have_fibers():
+    if _loaded.is_set() or not may_have_fibers():
         return lambda: None
     _loading.set()
     return _load_all
+
+
+def load_kept() -> None:
+    """Load all compiled code for processes that are forked from this one; nothing if some of it has to be made first.
+
+    No thread is left: NumPy, which Numba imports, would start some.
+    """
+    if not may_have_fibers():
+        return
+    threads = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    folder = _open_cache()
+    if threads is None:
+        del os.environ[_THREADS]
+    else:
+        os.environ[_THREADS] = threads
+    if folder is not None and (folder / _FULL).exists():
+        _load_all()
+        _loaded.set()
 
 
 def _load_all() -> None:
@@ -146,21 +175,30 @@ def _load_all() -> None:
         _loading.clear()
 
 
-def _fill_cache() -> None:
-    """Have other processes compile everything, unless that was done before."""
+def _open_cache() -> Path | None:
+    """Return the folder of what was compiled, None where nothing can be kept."""
     try:
         from tensorwasm.guest.native import compiled  # noqa: PLC0415 - it imports Numba
 
-        folder = compiled.open_cache()
+        return compiled.open_cache()
     except Exception as error:  # noqa: BLE001 - each caller reports what is wrong with the compiler
         _log.debug("nothing is compiled in advance: %s", error)
-        return
+        return None
+
+
+def _fill_cache() -> None:
+    """Have other processes compile everything, unless that was done before, or another process of this user does it."""
+    folder = _open_cache()
     if folder is None or (folder / _FULL).exists():
         return
-    with ExitStack() as children:
-        made = [children.enter_context(_start_part(part)) for part in range(PARTS)]
-    if not any(child.returncode for child in made):
-        (folder / _FULL).touch(mode=0o600)
+    with (folder / _FILLING).open("wb") as filling:
+        fcntl.flock(filling, fcntl.LOCK_EX)
+        if (folder / _FULL).exists():
+            return
+        with ExitStack() as children:
+            made = [children.enter_context(_start_part(part)) for part in range(PARTS)]
+        if not any(child.returncode for child in made):
+            (folder / _FULL).touch(mode=0o600)
 
 
 def _start_part(part: int) -> subprocess.Popen[bytes]:

@@ -26,9 +26,6 @@ MAX_VAIN: Final = 5
 FIRST_WAIT_S: Final = 0.05
 MAX_WAIT_S: Final = 2.0
 
-SPARE_WAIT_S: Final = 10.0
-"""How long a spare process that died, or could not be started, is not replaced."""
-
 END_S: Final = 5.0
 """Seconds that a front may take to end after its requests had theirs; then it is killed."""
 
@@ -39,25 +36,18 @@ class SupervisedProcess(Protocol):
     """A process as `ServerProcess` describes it."""
 
     reports: int | None
+    pid: int | None
     code: int | None
-    loaded: bool
     serves: bool
     ready: bool
 
-    @property
-    def pid(self) -> int: ...  # noqa: D102 - the protocol's implementation says it
-
     def look(self) -> None: ...  # noqa: D102 - the protocol's implementation says it
-    def send(self, options: ServeOptions) -> None: ...  # noqa: D102
     def signal(self, number: int) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
 class Shared(Protocol):
     """What the processes inherit from the supervisor."""
-
-    def start(self) -> SupervisedProcess | None:
-        """Start a process that loads the server; return None if the system lets none be started now."""
 
     def options(self, role: Role, row: int, fronts: tuple[int, ...], *, announce: bool) -> ServeOptions:
         """Return the options of a process; a primary is told which processes of fronts there are."""
@@ -66,14 +56,25 @@ class Shared(Protocol):
         """Clear the row of the shared table of a process that has ended."""
 
 
+class Starter(Protocol):
+    """What starts processes, as `Templates` describes it."""
+
+    loaded: bool | None
+
+    def look(self, now_s: float) -> None: ...  # noqa: D102 - the protocol's implementation says it
+    def start(self, options: ServeOptions) -> SupervisedProcess | None: ...  # noqa: D102
+    def complete(self) -> None: ...  # noqa: D102
+    def renew(self) -> bool: ...  # noqa: D102
+    def keep(self, *, renewed: bool) -> None: ...  # noqa: D102
+
+
 @dataclass(eq=False, slots=True)
 class Member:
     """A process of the fleet.
 
     Attributes:
         release: the number of the last reload before it was started.
-        slot: None for the spare, and for one that leaves a slot that has another.
-        begun: it was sent its options.
+        slot: None for one that leaves a slot that has another.
         announces: it says where it listens.
         row: its row of the shared table; -1 for none.
         leaving: it was told to leave or to stop.
@@ -83,7 +84,6 @@ class Member:
     process: SupervisedProcess
     release: int
     slot: Slot | None = None
-    begun: bool = False
     announces: bool = False
     row: int = -1
     leaving: bool = False
@@ -96,7 +96,7 @@ class Slot:
 
     Attributes:
         name: for messages.
-        current: the process that does it, or will once it has its options.
+        current: the process that does it.
         successor: the process that replaces it during a reload.
         vain: processes in a row that died before they served.
         wait_s: until a dead one is followed by the next.
@@ -113,42 +113,35 @@ class Slot:
 
 
 class Fleet:
-    """The processes of one server, and a spare that replaces the next that dies: loading takes most of a second.
+    """The processes of one server.
 
     Args:
         workers: processes that take requests. One serves alone; several are the fronts of a primary.
         shared: what they inherit.
+        starter: what they are started by.
         drain_s: how long running requests may take once a process stops.
         broker: whether the GPU workers of several are the fleet's own.
-        at_once: how many processes may load the server and open it at a time, those first that clients wait for.
 
     Attributes:
         slots: the primary first.
         members: all processes.
-        spare: the one that waits for a slot.
         release: the number of reloads that were begun.
         stopping: all processes end.
-        reloading: no spare is started, because it would have to be replaced.
-        primary_served: the primary has served, so that fronts may begin.
         on_lost: called with a slot whose process, of the release of this reload, died before it served.
     """
 
-    def __init__(
-        self, workers: int, shared: Shared, drain_s: float, *, broker: bool = True, at_once: int = 1 << 10
-    ) -> None:
-        self._shared, self._drain_s, self._at_once = shared, drain_s, at_once
+    def __init__(self, workers: int, shared: Shared, starter: Starter, drain_s: float, *, broker: bool = True) -> None:
+        self._shared, self.starter, self._drain_s = shared, starter, drain_s
         fronts = [Slot(f"front {number + 1} of {workers}", "front") for number in range(workers)]
         brokers = [Slot("the broker of GPU workers", "broker")] if broker else []
         several = [Slot("the primary", "primary"), *fronts, *brokers]
         self.slots = [Slot("the server", "alone")] if workers == 1 else several
         self.members: list[Member] = []
-        self.spare: Member | None = None
         self.release = 0
-        self.stopping = self.reloading = self.primary_served = False
+        self.stopping = False
         self.on_lost: Callable[[Slot], None] = lambda _slot: None
         self._rows = set(range(1, rows_of(workers)))
-        self._announced = False
-        self._spare_s = 0.0
+        self._primary_served = self._announced = self._completed = False
         self._failed: int | None = None
         self._code = 0
 
@@ -164,13 +157,12 @@ class Fleet:
         """Return when `update` has something to do even if nothing happens before; None for never."""
         due = [each.due_s for each in self.members if each.due_s is not None]
         if not self.stopping:
-            due += [slot.start_s for slot in self.slots if slot.current is None and self._may_load(slot)]
-            if self._wants_spare():
-                due.append(self._spare_s)
+            due += [slot.start_s for slot in self.slots if slot.current is None and self.may_start(slot)]
         return min(due, default=None)
 
     def update(self, now_s: float) -> None:
         """Look at all processes, and do what is due."""
+        self.starter.look(now_s)
         for member in self.members:
             member.process.look()
             if member.due_s is not None and member.due_s <= now_s:
@@ -183,16 +175,10 @@ class Fleet:
             self._stop_owners()
             return
         for slot in self.slots:
-            if slot.current is None and slot.start_s <= now_s and self._may_load(slot):
-                slot.current = self._take(slot)
+            if slot.current is None and slot.start_s <= now_s and self.may_start(slot):
+                slot.current = self.start(slot)
                 if slot.current is None:
                     self._lose(slot, "cannot be started", now_s)
-        for slot in self.slots:
-            if slot.current is not None and not self.stopping:
-                self.begin(slot.current, slot)
-        if self._wants_spare() and self._spare_s <= now_s:
-            self.spare = self.start()
-            self._spare_s = now_s + SPARE_WAIT_S
 
     # ------------------------------------------------------------------------------------------------------ signals
 
@@ -204,7 +190,6 @@ class Fleet:
                 member.process.signal(signal.SIGKILL)
             return
         self.stopping = True
-        self.drop_spare()
         for member in self._fronts():
             if not member.leaving:
                 self._end(member, signal.SIGTERM, now_s + self._drain_s + END_S)
@@ -213,35 +198,30 @@ class Fleet:
     def reopen(self) -> None:
         """Let all processes open their logs and certificates again."""
         for member in self.members:
-            if member.begun:
-                member.process.signal(signal.SIGHUP)
+            member.process.signal(signal.SIGHUP)
 
     # ------------------------------------------------------------------------------------ what a reload needs, too
 
-    def start(self, slot: Slot | None = None) -> Member | None:
+    def may_start(self, slot: Slot) -> bool:
+        """Return whether a slot may have a process: those that clients wait for come first, and a front needs a row."""
+        if slot is self.slots[0]:
+            return True
+        if slot.role == "front" and not self._rows:
+            return False
+        return self._primary_served and (self._announced or slot is self.slots[1])
+
+    def start(self, slot: Slot) -> Member | None:
         """Start a process; return None if the system lets none be started now."""
-        process = self._shared.start()
+        announces = not self._announced and slot.role != "primary" and slot in self.slots[:2]
+        row = {"primary": 0, "front": min(self._rows, default=-1)}.get(slot.role, -1)
+        fronts = tuple(pid for each in self._fronts() if (pid := each.process.pid) is not None)
+        process = self.starter.start(self._shared.options(slot.role, row, fronts, announce=announces))
         if process is None:
             return None
-        member = Member(process, self.release, slot)
+        self._rows.discard(row)
+        member = Member(process, self.release, slot, announces, row)
         self.members.append(member)
         return member
-
-    def begin(self, member: Member, slot: Slot) -> None:
-        """Send a process its options, unless it has them or must wait: a front for the primary, or for a row."""
-        if member.begun:
-            return
-        if slot.role == "front":
-            if not self.primary_served or not self._rows:
-                return
-            member.row = min(self._rows)
-            self._rows.discard(member.row)
-        elif slot.role == "primary":
-            member.row = 0
-        member.begun = True
-        member.announces = not self._announced and slot.role != "primary" and slot in self.slots[:2]
-        fronts = tuple(each.process.pid for each in self._fronts() if each.begun)
-        member.process.send(self._shared.options(slot.role, member.row, fronts, announce=member.announces))
 
     def leave(self, member: Member, due_s: float) -> None:
         """Let a process take no more requests, and end when it has answered those that it has."""
@@ -252,35 +232,7 @@ class Fleet:
         member.process.close()
         self._forget(member)
 
-    def drop_spare(self) -> None:
-        """Kill the spare process, if there is one."""
-        if self.spare is not None:
-            self.drop(self.spare)
-        self._spare_s = 0.0
-
     # ---------------------------------------------------------------------------------------------------------------
-
-    def _may_load(self, slot: Slot) -> bool:
-        """Return whether one more process may load the server, and open its service; all wait for the first slot's."""
-        if slot is self.slots[0]:
-            return True
-        waited = (each.process.loaded if each.slot is None else each.process.serves for each in self.members)
-        return sum(not each for each in waited) < self._at_once
-
-    def _wants_spare(self) -> bool:
-        """Return whether everything is ready: a spare that loads earlier would slow it down."""
-        if self.spare is not None or self.stopping or self.reloading:
-            return False
-        return all(slot.current is not None and slot.current.process.ready for slot in self.slots)
-
-    def _take(self, slot: Slot) -> Member | None:
-        """Return the spare as the process of a slot, or a new one; None if none can be started."""
-        member, self.spare = self.spare, None
-        if member is None:
-            return self.start(slot)
-        member.slot = slot
-        self._spare_s = 0.0
-        return member
 
     def _note_served(self) -> None:
         for slot in self.slots:
@@ -288,17 +240,19 @@ class Fleet:
             if member is None or not member.process.serves:
                 continue
             slot.vain, slot.wait_s = 0, FIRST_WAIT_S
-            self.primary_served = self.primary_served or slot.role == "primary"
-            self._announced = self._announced or member.announces
+            self._primary_served = self._primary_served or slot.role == "primary"
+            if member.announces and not self._announced:
+                self._announced = True
+                self.starter.complete()
+            if member.process.ready and self._announced and not self._completed:
+                self._completed = True
+                self.starter.complete()  # what it had to compile can be loaded now
 
     def _bury(self, member: Member, now_s: float) -> None:
         """Do what is due when a process has ended."""
         slot, code = member.slot, member.process.code
-        spare = member is self.spare
         member.process.close()
         self._forget(member)
-        if spare:
-            self._spare_s = now_s + SPARE_WAIT_S
         if slot is None or code is None:
             return
         if self.stopping:
@@ -314,6 +268,8 @@ class Fleet:
         """Let a slot whose process has ended have the next one, or end the server."""
         if code in REFUSED or (code == 0 and slot.role == "alone" and not member.leaving):
             self._fail(code, now_s)
+        elif member.leaving and member.release != self.release:
+            slot.start_s = now_s  # its successor, of the next release
         elif member.process.serves or member.leaving:
             say(f"{slot.name} ended with {_describe(code)}; starting it again")
             self._wait(slot, now_s)
@@ -348,8 +304,6 @@ class Fleet:
             self._shared.clear_row(member.row)
             if member.row:
                 self._rows.add(member.row)
-        if member is self.spare:
-            self.spare = None
         if member.slot is not None and member.slot.current is member:
             member.slot.current = None
         if member.slot is not None and member.slot.successor is member:

@@ -31,6 +31,11 @@ class ServeOptions:
     place: Place | None = None
 
     @property
+    def role(self) -> str:
+        """What the process does: `Place.role`, or that of a process that serves alone."""
+        return "alone" if self.place is None else self.place.role
+
+    @property
     def descriptors(self) -> frozenset[int]:
         """The inherited descriptors that the server uses."""
         place = self.place

@@ -1,8 +1,8 @@
 """`Reloader`: replaces all processes of a fleet, one after the other, by new ones, which may be of another release.
 
 A front is replaced once the new process is ready; the old one then finishes what it has. What serves alone, or is the
-primary, owns the database: it ends before the new process, which is loaded already, begins. The broker goes on, because
-calls are in its workers; a process that no longer understands it has workers of its own.
+primary, owns the database: it ends once the next template has loaded the server, before the new process begins. The
+broker goes on, because calls are in its workers; a process that no longer understands it has workers of its own.
 """
 
 from __future__ import annotations
@@ -107,31 +107,31 @@ class Reloader:
         self._again = False
         fleet = self._fleet
         fleet.release += 1
-        fleet.reloading = True
-        fleet.drop_spare()
         fronts = [slot for slot in fleet.slots if slot.role == "front"]
         self._steps = _Steps([*fronts, fleet.slots[0]], now_s + self._step_s)
         self._save(replace(self._state, begun=fleet.release, progress=""))
+        if not fleet.starter.renew():
+            self._give_up("no process can be started")
 
     def _is_replaced(self, slot: Slot, now_s: float) -> bool:
         """Take the next step of a slot's replacement; return whether it is done."""
         fleet, old, new = self._fleet, slot.current, slot.successor
         if old is None or (old.release == fleet.release and new is None):
             return old is not None and old.process.ready
-        if new is None:
-            slot.successor = fleet.start(slot)
-            if slot.successor is None:
-                self._give_up("no process can be started")
-            return False
-        if slot.role == "front":
-            fleet.begin(new, slot)
-            if not new.process.ready:
-                return False
+        if fleet.starter.loaded is None:
+            self._give_up("the new release cannot be loaded")
+        elif slot.role != "front":
+            if fleet.starter.loaded and not old.leaving:
+                fleet.leave(old, now_s + 2 * self._drain_s + OWNER_S)
+        elif new is None:
+            if fleet.may_start(slot):
+                slot.successor = fleet.start(slot)
+                if slot.successor is None:
+                    self._give_up("no process can be started")
+        elif new.process.ready:
             slot.current, slot.successor, old.slot = new, None, None
             fleet.leave(old, now_s + self._drain_s + REST_S + END_S)
             return True
-        if new.process.loaded and not old.leaving:
-            fleet.leave(old, now_s + 2 * self._drain_s + OWNER_S)
         return False
 
     def _lost(self, slot: Slot) -> None:
@@ -148,7 +148,7 @@ class Reloader:
 
     def _end(self, failed: str) -> None:
         self._steps = None
-        self._fleet.reloading = False
+        self._fleet.starter.keep(renewed=not failed)
         self._save(replace(self._state, ended=self._fleet.release, failed=failed))
 
     def _tell(self, progress: str) -> None:

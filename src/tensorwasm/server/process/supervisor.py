@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -28,7 +29,8 @@ from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import CONTROL, HTTP, Place
 from tensorwasm.server.process.record import SupervisorFile
 from tensorwasm.server.process.reloading import Reloader, ReloadState
-from tensorwasm.server.process.server_process import ServerProcess
+from tensorwasm.server.process.server_process import Template, adopting_orphans, bury_orphans
+from tensorwasm.server.process.templates import Templates
 from tensorwasm.tenancy.shared_table import clear_row, create_table
 
 LISTEN_S: Final = 2.0
@@ -77,16 +79,17 @@ class Supervisor:
             stack.enter_context(listening)
             if address.path:
                 stack.callback(Path(address.path).unlink, missing_ok=True)
-            shared = stack.enter_context(
-                _inherited(address, listening, self._environment, self._max_body_bytes, self._workers)
-            )
+            shared = stack.enter_context(_inherited(address, listening, self._max_body_bytes, self._workers))
             broker = not self._environment.get("TENSOR_WASM_BROKER")
-            fleet = Fleet(self._workers, shared, self._drain_s, broker=broker, at_once=max(2, os.cpu_count() or 1))
+            stack.enter_context(adopting_orphans())
+            templates = Templates(partial(Template, self._environment, shared.descriptors))
+            stack.callback(templates.close)
+            fleet = Fleet(self._workers, shared, templates, self._drain_s, broker=broker)
             stack.callback(_close_all, fleet)
-            return _keep(fleet, Reloader(fleet, self._drain_s, record), signals)
+            return _keep(fleet, Reloader(fleet, self._drain_s, record), templates, signals)
 
 
-def _keep(fleet: Fleet, reloader: Reloader, signals: int) -> int:
+def _keep(fleet: Fleet, reloader: Reloader, templates: Templates, signals: int) -> int:
     """Run a fleet until all of it has ended, and return the exit code."""
     while True:
         now_s = time.monotonic()
@@ -94,7 +97,10 @@ def _keep(fleet: Fleet, reloader: Reloader, signals: int) -> int:
         reloader.update(now_s)
         if fleet.outcome is not None:
             return fleet.outcome
-        for number in _wait(fleet, reloader, signals):
+        known = [each.process.pid for each in fleet.members]
+        if None not in known:  # one without a number would be taken for an orphan
+            bury_orphans([*filter(None, known), *(each.pid for each in templates)])
+        for number in _wait(fleet, reloader, templates, signals):
             now_s = time.monotonic()
             if number in STOPS:
                 fleet.stop(now_s)
@@ -104,10 +110,12 @@ def _keep(fleet: Fleet, reloader: Reloader, signals: int) -> int:
                 reloader.request(now_s)
 
 
-def _wait(fleet: Fleet, reloader: Reloader, signals: int) -> bytes:
+def _wait(fleet: Fleet, reloader: Reloader, templates: Templates, signals: int) -> bytes:
     """Wait for a signal, a report or what is due; return the signals' numbers."""
     poller = select.poll()
     poller.register(signals, select.POLLIN)
+    for template in templates:
+        poller.register(template, select.POLLIN)
     for member in fleet.members:
         if member.process.reports is not None:
             poller.register(member.process.reports, select.POLLIN)
@@ -169,7 +177,6 @@ class _Inherited:
 
     address: ListenAddress
     listening: int
-    environment: Mapping[str, str]
     max_body_bytes: int | None
     rows: int = 0
     table: int = -1
@@ -177,14 +184,10 @@ class _Inherited:
     http: int = -1
     control: int = -1
 
-    def start(self) -> ServerProcess | None:
-        """Start a process that loads the server; return None if the system lets none be started now."""
-        descriptors = tuple(each for each in (self.listening, self.table, self.http, self.control) if each >= 0)
-        try:
-            return ServerProcess(self.environment, descriptors)
-        except OSError as error:
-            say(f"no process can be started: {error.strerror}")
-            return None
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All descriptors that processes inherit."""
+        return tuple(each for each in (self.listening, self.table, self.http, self.control) if each >= 0)
 
     def options(self, role: Role, row: int, fronts: tuple[int, ...], *, announce: bool) -> ServeOptions:
         """Return the options of a process."""
@@ -207,13 +210,12 @@ class _Inherited:
 def _inherited(
     address: ListenAddress,
     listening: socket.socket,
-    environment: Mapping[str, str],
     max_body_bytes: int | None,
     workers: int,
 ) -> Iterator[_Inherited]:
     """Within the context, yield what processes inherit; several of them have a table and two sockets besides."""
     if workers == 1:
-        yield _Inherited(address, listening.fileno(), environment, max_body_bytes)
+        yield _Inherited(address, listening.fileno(), max_body_bytes)
         return
     with ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="tensor-wasm-")
@@ -225,4 +227,4 @@ def _inherited(
         table = create_table(rows)
         stack.callback(os.close, table)
         private = (rows, table, folder, http.fileno(), control.fileno())
-        yield _Inherited(address, listening.fileno(), environment, max_body_bytes, *private)
+        yield _Inherited(address, listening.fileno(), max_body_bytes, *private)

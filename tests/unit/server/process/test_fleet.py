@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.supervised import DRAIN_S, FakeFleet
-from tensorwasm.server.process.fleet import END_S, FIRST_WAIT_S, MAX_VAIN, MAX_WAIT_S, SPARE_WAIT_S, rows_of
+from tensorwasm.server.process.fleet import END_S, FIRST_WAIT_S, MAX_VAIN, MAX_WAIT_S, rows_of
 from tensorwasm.server.process.reloading import STEP_S
 
 
@@ -29,7 +29,7 @@ def test_a_server_that_ends_normally_or_refuses_is_not_restarted(code):
     made = ready()
     made.die(made.serving()[0], code)
     assert made.fleet.outcome == code
-    assert not made.alive, "the spare is not left behind"
+    assert not made.alive
 
 
 @pytest.mark.parametrize("code", [1, -9, -11, 137])
@@ -110,40 +110,12 @@ def test_one_that_cannot_be_started_counts_as_one_that_died_before_it_served():
     assert made.fleet.outcome == 1
 
 
-def test_the_spare_is_started_once_all_are_ready_and_serves_next():
-    made = FakeFleet(2)
-    while not all(slot.current.process.ready for slot in made.fleet.slots):
-        assert len(made.processes) == 3, "one that loads has the processors to itself"
-        for each in made.alive:
-            each.report()
-        made.update()
-    spare = made.fleet.spare.process
-    assert spare.options is None
-    made.die(made.serving("front")[0], -9)
-    follow(made)
-    assert spare.role == "front"
-    assert made.fleet.spare is None
-
-
-def test_a_spare_that_dies_is_not_replaced_at_once():
-    made = ready()
-    spare = made.fleet.spare.process
-    made.die(spare, 1)
-    assert made.fleet.spare is None
-    made.update(SPARE_WAIT_S / 2)
-    assert made.fleet.spare is None
-    made.update(SPARE_WAIT_S)
-    assert made.fleet.spare.process.alive
-
-
 def test_fronts_wait_for_the_primary_at_first_but_not_while_it_is_replaced():
     made = FakeFleet(2)
-    assert [each.role for each in made.processes] == ["primary", "", ""]
-    primary = made.processes[0]
-    for _ in range(2):
-        primary.report()
+    assert [each.role for each in made.processes] == ["primary"]
+    made.processes[0].report()
     made.update()
-    assert [each.role for each in made.processes] == ["primary", "front", "front"]
+    assert [each.role for each in made.processes] == ["primary", "front"]
     made.settle()
     made.die(made.serving("primary")[0], -9)
     made.die(made.serving("front")[0], -9)
@@ -151,19 +123,21 @@ def test_fronts_wait_for_the_primary_at_first_but_not_while_it_is_replaced():
     assert len(made.serving("front")) == 2
 
 
-def test_further_fronts_load_once_the_primary_and_the_first_serve():
-    made = FakeFleet(3, at_once=2)
-    primary, first = made.processes
-    for each in (primary, first):
-        each.loaded = True
-        made.update()
-    assert len(made.processes) == 2, "those that clients wait for have the processors to themselves"
-    primary.report()
+def test_what_a_first_answer_does_not_need_comes_behind_it():
+    made = FakeFleet(3, broker=True)
+    made.processes[0].report()
     made.update()
-    assert len(made.processes) == 3
-    first.report()
+    assert [each.role for each in made.processes] == ["primary", "front"]
+    assert not made.completed, "loading compiled code would hold the first answer up"
+    made.processes[1].report()
     made.update()
-    assert len(made.processes) == 4
+    assert made.completed == 1
+    assert [each.role for each in made.processes[2:]] == ["front", "front", "broker"]
+    made.processes[1].report()
+    made.update()
+    assert made.completed == 2, "what was to be compiled at first is there now"
+    made.settle()
+    assert made.completed == 2
 
 
 @pytest.mark.parametrize("code", [0, 1, -9])
@@ -179,7 +153,7 @@ def test_a_front_that_ends_takes_nobody_with_it(code):
 
 
 def test_only_one_front_says_where_the_server_listens():
-    assert [each.options.announce for each in ready(3).processes[:4]] == [False, True, False, False]
+    assert [each.options.announce for each in ready(3).processes] == [False, True, False, False]
 
 
 def test_fronts_stop_before_the_primary_which_they_report_to():
@@ -218,7 +192,6 @@ def test_logs_are_opened_again_by_all_that_serve():
     assert {each.role: each.signals for each in made.alive} == {
         "primary": [signal.SIGHUP],
         "front": [signal.SIGHUP],
-        "": [],
     }
 
 
@@ -228,15 +201,14 @@ def test_logs_are_opened_again_by_all_that_serve():
 def test_a_reload_replaces_each_front_once_its_successor_is_ready_and_the_primary_last():
     made = ready(2)
     old = {role: made.serving(role) for role in ("primary", "front")}
-    spare = made.fleet.spare.process
     made.reload()
-    assert not spare.alive, "it is of the old release"
+    made.load()
     order = []
     for _ in range(100):
-        for each in made.alive:
+        for each in sorted(made.alive, key=lambda one: one.role == "primary"):
             each.report()
             if signal.SIGUSR1 in each.signals and each not in order:
-                assert len(made.serving("front")) == 2, "there are never fewer that take requests"
+                assert sum(one.ready for one in made.serving("front")) >= 2, "there are never fewer that take requests"
                 order.append(each)
         if len(order) == 3:
             order[-1].code = 0
@@ -246,8 +218,9 @@ def test_a_reload_replaces_each_front_once_its_successor_is_ready_and_the_primar
     assert made.states[-1].ended == made.states[-1].begun == 1
     assert made.states[-1].failed == ""
     made.settle()
-    assert set(made.alive).isdisjoint([spare, *old["primary"], *old["front"]])
-    assert len(made.alive) == 4
+    assert set(made.alive).isdisjoint([*old["primary"], *old["front"]])
+    assert len(made.alive) == 3
+    assert made.kept == [True]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -257,17 +230,16 @@ def test_what_owns_the_database_ends_before_its_successor_begins(workers):
     made.reload()
     for _ in range(10):
         made.update()
-    assert old.signals == [], "its successor is not loaded yet, and might never be"
+    assert old.signals == [], "its successor's code is not loaded yet, and might never be"
+    made.load()
     while signal.SIGUSR1 not in old.signals:
         assert old.alive
         for each in made.alive:
             each.report()
         made.update()
-    new = made.fleet.slots[0].successor.process
-    assert new.loaded
-    assert new.options is None
+    assert made.serving(role) == []
     made.die(old, 0)
-    assert new.role == role
+    assert len(made.serving(role)) == 1, "at once"
     made.settle()
     assert made.states[-1].failed == ""
 
@@ -286,12 +258,20 @@ def test_a_reload_that_is_asked_for_during_another_follows_it():
 @pytest.mark.parametrize("code", [1, 2, -9])
 def test_a_reload_whose_new_process_dies_is_given_up(workers, code, capsys):
     made = ready(workers)
-    before = set(made.alive) - {made.fleet.spare.process}
+    before = set(made.alive)
     made.reload()
+    made.load()
+    made.update()
+    if workers == 1:
+        made.die(before.pop(), 0)
     made.die(made.processes[-1], code)
+    if workers == 1 and code == 2:
+        assert made.fleet.stopping, "there is no other process"
+        return
     assert "died before it served" in made.states[-1].failed
     assert "the reload is given up" in capsys.readouterr().err
     assert before <= set(made.alive)
+    assert made.kept == [False], "what dies later is of the release that works"
     made.settle()
     assert made.fleet.outcome is None
     made.reload()
@@ -299,11 +279,23 @@ def test_a_reload_whose_new_process_dies_is_given_up(workers, code, capsys):
     assert made.states[-1].failed == "", "a later one may succeed"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_whose_release_cannot_be_loaded_changes_nothing(workers, capsys):
+    made = ready(workers)
+    made.broken, before = True, set(made.serving() + made.serving("front") + made.serving("primary"))
+    made.reload()
+    made.settle()
+    assert "cannot be loaded" in made.states[-1].failed
+    assert "the reload is given up" in capsys.readouterr().err
+    assert set(made.alive) == before
+    assert made.kept == [False]
+
+
 def test_a_new_owner_of_the_database_that_dies_in_vain_is_followed_by_another():
     made = ready()
     old = made.serving()[0]
     made.reload()
-    made.processes[-1].report()
+    made.load()
     made.update()
     made.die(old, 0)
     made.die(made.serving()[0], 1)
@@ -351,7 +343,7 @@ def test_reloads_wait_for_rows_of_processes_that_still_drain():
                 if each.role == "primary" and signal.SIGUSR1 in each.signals:
                     each.code = 0
             made.update(0.01)
-    rows = [each.options.place.row for each in made.alive if each.options]
+    rows = [each.options.place.row for each in made.alive]
     assert sorted(rows) == sorted(set(rows))
     made.settle()
     assert made.states[-1].ended == made.states[-1].begun
@@ -362,7 +354,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("die"), st.integers(0, 9), st.sampled_from([1, -9, -11, 0])),
     st.tuples(st.just("obey"), st.integers(0, 9)),
     st.tuples(st.just("time"), st.sampled_from([0.01, 0.1, 3.0, 30.0, 400.0])),
-    st.tuples(st.sampled_from(["reload", "refuse", "allow", "reopen"])),
+    st.tuples(st.sampled_from(["reload", "load", "refuse", "allow", "reopen"])),
 )
 
 
@@ -377,6 +369,8 @@ def act(made, name, which=0, code=1):
         chosen.code = 0
     elif name == "time":
         made.now_s += which
+    elif name == "load":
+        made.load()
     elif name == "reload":
         made.reloader.request(made.now_s)
     elif name in {"refuse", "allow"}:
@@ -386,23 +380,21 @@ def act(made, name, which=0, code=1):
 
 
 def check(made, workers):
-    begun = [each for each in made.alive if each.options]
+    begun = made.alive
     owners = [each for each in begun if each.role != "front"]
     assert len(owners) <= 1, "two would own the database"
     rows = [each.options.place.row for each in begun if each.options.place]
     assert len(set(rows)) == len(rows)
     assert all(0 <= row < rows_of(workers) for row in rows)
     assert all((each.options.place.row == 0) == (each.role == "primary") for each in begun if each.options.place)
-    if any(each.role == "front" for each in made.processes):
-        assert made.fleet.primary_served
     assert len(made.serving("front")) <= workers + 1
     assert {id(each.process) for each in made.fleet.members} >= {id(each) for each in made.alive}
 
 
-@given(st.integers(1, 3), st.sampled_from([2, 100]), st.lists(ACTIONS, max_size=60), st.booleans())
+@given(st.integers(1, 3), st.lists(ACTIONS, max_size=60), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers, at_once, actions, stops):
-    made = FakeFleet(workers, at_once=at_once)
+def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers, actions, stops):
+    made = FakeFleet(workers)
     for action in actions:
         act(made, *action)
         made.update()
@@ -417,7 +409,6 @@ def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers,
         assert not made.alive
     else:
         assert all(slot.current.process.ready for slot in made.fleet.slots)
-        assert made.fleet.spare is not None
-        assert len(made.alive) == len(made.fleet.slots) + 1
+        assert len(made.alive) == len(made.fleet.slots)
         assert not made.states or made.states[-1].begun == made.states[-1].ended
     assert all(each.closed for each in made.processes if not each.alive)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -16,37 +17,50 @@ from tensorwasm.server.process.address import ListenAddress
 from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import Place
 from tensorwasm.server.process.record import NAME, request_reload
-from tensorwasm.server.process.server_process import ServerProcess
+from tensorwasm.server.process.server_process import Template, adopting_orphans, bury_orphans
 from tensorwasm.server.process.supervisor import Supervisor
 
 ANYWHERE = ListenAddress("127.0.0.1", 0)
 OPTIONS = ServeOptions(ListenAddress("127.0.0.1", 8080), sys.stderr.fileno())
 
-TOLD = """
-import ctypes, json, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGUSR1, 0, 0, 0)
-serve = lambda: os.write(int(sys.argv[2]), b"1")
+TEMPLATE = """
+import os, signal, sys, types
+
+def run(options, report):
+    place, role = options.place, options.role
+    SCRIPT
+
+def load_kept():
+    os.write(1, b"loaded compiled code\\n")
+
+def pretend(name, **members):
+    sys.modules[name] = made = types.ModuleType(name)
+    vars(made).update(members)
+    return made
+
+from tensorwasm.server import process
+process.starting = pretend("tensorwasm.server.process.starting", run=run)
+pretend("tensorwasm.guest.native.loading", load_kept=load_kept)
+from tensorwasm.server.process import template
+code = template.main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(code)
 """
-WAITS = """
-os.write(int(sys.argv[2]), b"0")
-order = sys.stdin.read()
-"""
+"""A template whose processes only pretend to serve: they do what a script says."""
+
 SERVES = """
-import atexit
-options = json.loads(order) if order else sys.exit(1)
-place = options["place"] or {"role": "alone", "row": -1}
 def leave(number, _):
-    print("left" if number == signal.SIGUSR1 else "stopped", place["role"], flush=True)
+    os.write(1, f"{'left' if number == signal.SIGUSR1 else 'stopped'} {role}\\n".encode())
     os._exit(0)
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, leave)
-print("began", place["role"], place["row"], flush=True)
-serve(); serve()
+os.write(1, f"began {role} {-1 if place is None else place.row}\\n".encode())
+report(); report()
 while True:
     signal.pause()
 """
 RUN = """
-import sys
+import os, sys
 from pathlib import Path
 from tensorwasm.server.process import server_process
 from tensorwasm.server.process.address import ListenAddress
@@ -55,8 +69,13 @@ from tensorwasm.server.process.supervisor import Supervisor
 folder = Path(sys.argv[2])
 server_process.PROGRAM = ("-c", sys.argv[3])
 address = ListenAddress(path=str(folder / "s"))
-sys.exit(Supervisor(address, {"PATH": ""}, workers=int(sys.argv[1]), drain_s=5.0, folder=folder / "data").run())
+sys.exit(Supervisor(address, os.environ, workers=int(sys.argv[1]), drain_s=5.0, folder=folder / "data").run())
 """
+
+
+def pretending(script):
+    """Return the arguments of Python for a template whose processes do what a script says."""
+    return ("-c", TEMPLATE.replace("SCRIPT", textwrap.indent(script.strip(), "    ").lstrip()))
 
 
 def until(holds, seconds=20.0):
@@ -64,6 +83,14 @@ def until(holds, seconds=20.0):
     while not holds():
         assert time.monotonic() < ends_s
         time.sleep(0.01)
+
+
+def read(path):
+    """Return the content of a file, which may not be there any more."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 class Running:
@@ -74,7 +101,7 @@ class Running:
         self.output = folder / "output"
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, str(workers), str(folder), TOLD + WAITS + script],
+                [sys.executable, "-c", RUN, str(workers), str(folder), pretending(script)[1]],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(folder)},
@@ -82,6 +109,10 @@ class Running:
 
     def said(self, text):
         return self.output.read_text().splitlines().count(text)
+
+    def named(self, name):
+        """Return its children of a name."""
+        return [each for each in self.children() if read(f"/proc/{each}/comm").strip() == name]
 
     def children(self):
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -101,53 +132,128 @@ def start(tmp_path):
         yield start
 
 
+@pytest.fixture
+def template(monkeypatch):
+    """Return a function that starts a template whose processes do what a script says."""
+    with contextlib.ExitStack() as stack:
+
+        def start(script):
+            monkeypatch.setattr(server_process, "PROGRAM", pretending(script))
+            made = Template(os.environ, (OPTIONS.listening,))
+            stack.callback(made.close)
+            return made
+
+        stack.enter_context(adopting_orphans())
+        yield start
+
+
+def ended(process):
+    process.look()
+    return process.code is not None
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (WAITS + "serve(); os._exit(7)", (True, True, False, 7)),
-        (WAITS + "serve(); serve(); os._exit(7)", (True, True, True, 7)),
-        (WAITS + "os._exit(7)", (True, False, False, 7)),
-        (WAITS + "serve(); os.kill(os.getpid(), 9)", (True, True, False, -9)),
-        (WAITS + "os.close(int(sys.argv[2])); os._exit(0 if '8080' in order else 7)", (True, False, False, 0)),
-        ("os._exit(7)", (False, False, False, 7)),
+        ("report(); os._exit(7)", (True, False, 7)),
+        ("report(); report(); os._exit(7)", (True, True, 7)),
+        ("os._exit(7)", (False, False, 7)),
+        ("report(); os.kill(os.getpid(), 9)", (True, False, -9)),
+        ("os._exit(0 if options.address.port == 8080 else 7)", (False, False, 0)),
     ],
 )
-def test_a_server_reports_through_its_pipe_what_it_has_done(monkeypatch, script, expected):
-    monkeypatch.setattr(server_process, "PROGRAM", ("-c", TOLD + script))
-    process = ServerProcess(os.environ, (OPTIONS.listening,))
-    process.send(OPTIONS)
-
-    def ended():
-        process.look()
-        return process.code is not None
-
-    until(ended)
-    assert (process.loaded, process.serves, process.ready, process.code) == expected
+def test_a_process_is_a_child_of_the_supervisor_and_reports_what_it_has_done(template, script, expected):
+    made = template(script)
+    process = made.fork(OPTIONS)
+    until(lambda: ended(process))
+    assert process.pid != made.pid
+    assert (process.serves, process.ready, process.code) == expected
+    made.look()
+    assert made.loaded
     process.close()
 
 
-def run(monkeypatch, script, **more):
-    monkeypatch.setattr(server_process, "PROGRAM", ("-c", TOLD + WAITS + script))
-    return Supervisor(ANYWHERE, {}, **more).run()
+def test_processes_of_one_template_share_nothing_that_must_differ(template, tmp_path):
+    code = """
+import random, uuid
+with open(f"{os.environ['FOLDER']}/{os.getpid()}", "w") as file:
+    print(random.random(), uuid.uuid4(), os.getsid(0) == os.getpid(), os.getppid(), file=file)
+"""
+    made = template(code.replace("os.environ['FOLDER']", repr(str(tmp_path))))
+    processes = [made.fork(OPTIONS) for _ in range(3)]
+    for each in processes:
+        until(lambda each=each: ended(each))
+        each.close()
+    said = [(tmp_path / str(each.pid)).read_text().split() for each in processes]
+    assert len({number for number, *_ in said}) == len({each[1] for each in said}) == 3
+    assert all(own == "True" and int(parent) == os.getpid() for _, _, own, parent in said)
 
 
-def test_one_that_dies_is_followed_by_another_until_one_ends_normally(monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_process_that_does_not_exist_yet_is_signalled_or_killed_once_it_does(template, tmp_path, number):
+    made = template(f"open({str(tmp_path / 'ran')!r}, 'w'); signal.pause()")
+    process, other = made.fork(OPTIONS), made.fork(OPTIONS)
+    assert process.pid is None, "the template has not loaded anything"
+    if number is None:
+        process.close()
+        until(lambda: other.pid is not None or other.look())
+        assert not (tmp_path / "ran").exists() or other.pid is not None
+    else:
+        process.signal(number)
+        until(lambda: ended(process))
+        assert process.code == -signal.SIGTERM
+        process.close()
+    other.close()
+    bury_orphans(())
+
+
+def test_one_whose_template_dies_before_it_forks_has_ended(monkeypatch):
+    monkeypatch.setattr(server_process, "PROGRAM", ("-c", "import os; os._exit(7)"))
+    made = Template(os.environ, (OPTIONS.listening,))
+    process = made.fork(OPTIONS)
+    until(lambda: ended(process))
+    assert (process.code, process.serves) == (1, False)
+    process.close()
+    until(lambda: made.ended)
+    made.close()
+
+
+def test_where_nothing_is_adopted_the_template_becomes_the_process(monkeypatch):
+    own = "from tensorwasm.server.process import server_process; server_process.FORKS = False\n"
+    script = pretending("report(); report(); os._exit(7)")[1]
+    monkeypatch.setattr(server_process, "FORKS", False)
+    monkeypatch.setattr(server_process, "PROGRAM", ("-c", own + script))
+    made = Template(os.environ, (OPTIONS.listening,))
+    process = made.fork(OPTIONS)
+    assert made.ended, "the next one is forked from another"
+    until(lambda: ended(process))
+    assert (process.pid, process.ready, process.code) == (made.pid, True, 7)
+    process.close()
+    made.close()
+
+
+def run(script, tmp_path, workers=1):
+    running = Running(tmp_path, workers, script)
+    return running.process.wait(60)
+
+
+def test_one_that_dies_is_followed_by_another_until_one_ends_normally(tmp_path):
     starts = tmp_path / "starts"
     script = f"""
 with open({str(starts)!r}, "a+b", 0) as file:
     file.write(b"x")
     number = file.tell()
-serve()
+report()
 os._exit(0 if number == 3 else 9)
 """
-    assert run(monkeypatch, script) == 0
+    assert run(script, tmp_path) == 0
     assert starts.read_bytes() == b"xxx"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("code", [2, 4])
-def test_a_server_that_refuses_its_options_ends_it(monkeypatch, workers, code):
-    assert run(monkeypatch, f"os._exit({code})", workers=workers) == code
+def test_a_server_that_refuses_its_options_ends_it(tmp_path, workers, code):
+    assert run(f"os._exit({code})", tmp_path, workers) == code
 
 
 def test_the_supervisor_gives_up_where_no_process_can_be_started(monkeypatch, capsys):
@@ -160,20 +266,21 @@ def test_the_supervisor_gives_up_where_no_process_can_be_started(monkeypatch, ca
 
 
 def test_signals_are_handled_as_before_once_it_has_ended(monkeypatch):
+    monkeypatch.setattr(server_process, "PROGRAM", pretending("os._exit(2)"))
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
-    run(monkeypatch, "os._exit(2)")
+    assert Supervisor(ANYWHERE, os.environ).run() == 2
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)] == before
     assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     running = start(2)
-    until(lambda: len(running.children()) == 5)  # with the broker and the spare
+    until(lambda: len(running.children()) == 5)  # with the broker and the template
     assert [running.said(f"began {place}") for place in ("primary 0", "front 1", "front 2")] == [1, 1, 1]
     (folder,) = running.folder.glob("tensor-wasm-*")
     assert folder.stat().st_mode & 0o077 == 0
     assert {each.name for each in folder.iterdir() if each.is_socket()} == {"http", "control"}
-    os.kill(running.children()[1], signal.SIGKILL)
+    os.kill(running.named("tw-front")[0], signal.SIGKILL)
     until(lambda: running.said("began front 1") + running.said("began front 2") == 3)
     assert running.said("began primary 0") == 1
     running.process.send_signal(signal.SIGTERM)
@@ -182,6 +289,48 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     assert said[-2:] == ["stopped primary", "stopped broker"], "each outlives those that need it"
     assert said.count("stopped front") == 2
     assert not list(running.folder.glob("tensor-wasm-*"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_template_that_dies_takes_nothing_with_it_and_is_followed_by_another(start, workers):
+    running = start(workers)
+    until(lambda: len(running.children()) == (2 if workers == 1 else 5))
+    before = set(running.children())
+    (template,) = running.named("tw-template")
+    os.kill(template, signal.SIGKILL)
+    until(lambda: len(before | set(running.children())) == len(before) + 1)
+    until(lambda: len(running.named("tw-template")) == 1)
+    assert before - {template} <= set(running.children())
+    role = "alone" if workers == 1 else "front"
+    os.kill(running.named(f"tw-{role}")[0], signal.SIGKILL)
+    until(lambda: set(running.named(f"tw-{role}")) - before)
+
+
+def test_what_a_killed_process_has_started_is_not_left_behind_as_a_zombie(start, tmp_path):
+    running = start(
+        1,
+        f"""
+import subprocess
+if not os.path.exists({str(tmp_path / "child")!r}):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    open({str(tmp_path / "new")!r}, "w").write(str(child.pid))
+    os.rename({str(tmp_path / "new")!r}, {str(tmp_path / "child")!r})
+"""
+        + SERVES,
+    )
+    until((tmp_path / "child").exists)
+    child = int((tmp_path / "child").read_text())
+    until(lambda: running.said("began alone -1") == 1)
+    os.kill(running.named("tw-alone")[0], signal.SIGKILL)
+    until(lambda: running.said("began alone -1") == 2)
+    until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_compiled_code_is_loaded_by_the_template_behind_the_first_front(start):
+    running = start(2)
+    until(lambda: len(running.children()) == 5)
+    said = [each for each in running.output.read_text().splitlines() if each.startswith(("began", "loaded"))]
+    assert said[:3] == ["began primary 0", "began front 1", "loaded compiled code"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -223,7 +372,8 @@ def test_a_second_server_does_not_get_the_data_folder(start, tmp_path):
 
 def test_a_folder_that_cannot_be_written_only_keeps_reload_from_finding_it(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert run(monkeypatch, "serve(); os._exit(0)", folder=tmp_path / "file" / "data") == 0
+    monkeypatch.setattr(server_process, "PROGRAM", pretending("report(); os._exit(0)"))
+    assert Supervisor(ANYWHERE, os.environ, folder=tmp_path / "file" / "data").run() == 0
     assert "will not find this server" in capsys.readouterr().err
 
 
@@ -240,40 +390,53 @@ def test_options_of_other_releases_are_read():
     assert ServeOptions.from_json(later) == ServeOptions(ListenAddress("::1", 80), 3)
 
 
-def test_a_process_keeps_only_the_descriptors_that_its_options_name(tmp_path):
-    script = """
-import io, os, sys
-from tensorwasm.server.process import child, starting
-from tensorwasm.server.process.address import ListenAddress
-from tensorwasm.server.process.options import ServeOptions
-from tensorwasm.server.process.place import Place
-
-fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
-read, write = os.pipe()
-place = Place("front", 1, fds[1], 6, "/private")
-os.write(write, ServeOptions(ListenAddress("127.0.0.1", 80), fds[0], place=place).to_json().encode())
-os.close(write)
-os.dup2(read, 0)
-def run(options, report):
-    print([os.path.exists(f"/proc/self/fd/{each}") for each in fds], any(map(os.get_inheritable, fds[:2])))
-starting.run = run
-sys.exit(child.main([str(os.getppid()), str(fds[4]), *map(str, fds[:4])]))
+def test_a_process_keeps_only_the_descriptors_that_its_options_name(monkeypatch, tmp_path):
+    with contextlib.ExitStack() as stack:
+        fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+        for each in fds:
+            stack.callback(os.close, each)
+        found = tmp_path / "found"
+        script = f"""
+kept = [os.path.exists(f"/proc/self/fd/{{each}}") for each in {fds}]
+open({str(found)!r}, "w").write(f"{{kept}} {{any(map(os.get_inheritable, {fds[:2]}))}}")
 """
-    script = script.replace("str(fds[4])", "str(os.open(os.devnull, os.O_WRONLY))")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "[True, True, False, False, True] False\n", done.stderr
+        monkeypatch.setattr(server_process, "PROGRAM", pretending(script))
+        made = Template(os.environ, tuple(fds))
+        stack.callback(made.close)
+        stack.enter_context(adopting_orphans())
+        place = Place("front", 1, fds[1], 6, "/private")
+        process = made.fork(ServeOptions(ListenAddress("127.0.0.1", 80), fds[0], place=place))
+        stack.callback(process.close)
+        until(lambda: ended(process))
+        assert found.read_text() == "[True, True, False, False] False"
 
 
-def test_sighup_does_not_kill_a_starting_server():
+def test_sighup_does_not_kill_what_starts(template):
     """A case of 2026-11-23: one that was about to stand by had not said yet what SIGHUP means to it."""
-    server = ServerProcess(os.environ, (OPTIONS.listening,))
-    try:
-        server.signal(signal.SIGHUP)
-        server._process.stdin.close()  # it is told nothing, so it ends
-        assert server._process.wait(60) == 1
-    finally:
-        server.close()
+    made = template("report(); signal.pause()")
+    os.kill(made.pid, signal.SIGHUP)
+    process = made.fork(OPTIONS)
+    process.signal(signal.SIGHUP)
+    until(lambda: process.look() or process.serves)
+    assert not made.ended
+    process.close()
     assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_template_is_one_thread_when_it_has_loaded_everything():
+    """A fork of several threads has the locks that the others held."""
+    code = """
+import os
+from tensorwasm.server.process import starting
+from tensorwasm.guest.native.loading import load_kept
+load_kept()
+print(len(os.listdir("/proc/self/task")), "OPENBLAS_NUM_THREADS" in os.environ)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert done.stdout == "1 False\n"
 
 
 def test_the_supervisor_loads_nothing_that_could_crash_it():
