@@ -51,7 +51,7 @@ PASSING = frozenset({"device_lost", "capacity_exhausted", "database_unavailable"
 AUDIT_S = {"front": 0.05, "server": 1.0}
 """What a process that is killed may lose of the audit log: what it has not given to another, or to the file."""
 
-USAGE_S = {"front": 1.0, "primary": 6.0, "server": 5.0}
+USAGE_S = {"front": 1.0, "server": 5.0}
 """Likewise of what tenants have used."""
 
 

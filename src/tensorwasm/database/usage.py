@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Connection, func, select
 
-from tensorwasm.database.schema import FUNCTIONS, JOBS, SESSIONS, SNAPSHOTS, USAGE, VERSIONS, encode, insert_into
+from tensorwasm.database.schema import FUNCTIONS, JOBS, META, SESSIONS, SNAPSHOTS, USAGE, VERSIONS, encode, insert_into
 
 HOUR_MS: Final = 3_600_000
 
@@ -39,6 +39,24 @@ def add_usage(connection: Connection, hour_unix_ms: int, used: Mapping[int, Usag
     statement = insert_into(connection, USAGE)
     added: dict[str, Any] = {column.name: column + statement.excluded[column.name] for column in _COLUMNS}
     connection.execute(statement.on_conflict_do_update(index_elements=["tenant", "hour_unix_ms"], set_=added), rows)
+
+
+def add_report(
+    connection: Connection, reporter: str, mark: str, reported: Mapping[int, Mapping[int, UsageAmounts]]
+) -> bool:
+    """Add the amounts of a report, by hour and tenant, unless it has the mark of the reporter's last one.
+
+    Returns whether they were added: a reporter that has got no answer repeats its report.
+    """
+    key = f"usage report {reporter}"
+    before = connection.execute(select(META.c.value).where(META.c.key == key)).scalar_one_or_none()
+    if before == mark:
+        return False
+    for hour_unix_ms, used in sorted(reported.items()):
+        add_usage(connection, hour_unix_ms, used)
+    statement = insert_into(connection, META).values(key=key, value=mark)
+    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": mark}))
+    return True
 
 
 def list_device_usage(connection: Connection, since_unix_ms: int) -> list[tuple[int, int, int, int]]:

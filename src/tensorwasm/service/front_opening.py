@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import socket
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+from hashlib import blake2b
 from typing import Final
 
 from tensorwasm import settings as process
@@ -15,7 +17,13 @@ from tensorwasm.database.identity import read_revision
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.call_service import CallBase, CallService, close_runtime, open_functions, open_invocations
 from tensorwasm.service.clock import SYSTEM, run_until_closed
-from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, ReportedEndings, SessionsInPrimary
+from tensorwasm.service.fleet.front import (
+    CLOSE_S,
+    PrimaryLink,
+    ReportedAudit,
+    ReportedEndings,
+    SessionsInPrimary,
+)
 from tensorwasm.service.fleet.messages import Changed
 from tensorwasm.service.functions.models import ModelNames, parse_map
 from tensorwasm.service.gauges import Gauges
@@ -54,7 +62,7 @@ async def open_front(settings: ServiceSettings, path: str, metrics: Metrics, tab
                 await service.identities.read_again()
 
     async with AsyncExitStack() as stack:
-        link = PrimaryLink(path, refresh, metrics.snapshot)
+        link = PrimaryLink(path, refresh, metrics.snapshot, _reporter(settings, table))
         stack.push_async_callback(link.close)
         await link.open()
         url = settings.database or sqlite_url(folder_of(settings.data) / "service.db")
@@ -86,7 +94,7 @@ async def _open_base(
     stack.push_async_callback(close_runtime, runtime)
     usage = UsageMeter(database, flush_s=REPORT_S, write=link.write_usage)
     usage.open()
-    stack.push_async_callback(usage.close)
+    stack.push_async_callback(_close_usage, usage)
     return CallBase(
         settings=settings,
         clock=SYSTEM,
@@ -98,6 +106,18 @@ async def _open_base(
         usage=usage,
         table=table,
     )
+
+
+async def _close_usage(usage: UsageMeter) -> None:
+    """Report what is left, while there is a primary."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(usage.close(), CLOSE_S)
+
+
+def _reporter(settings: ServiceSettings, table: SharedTable) -> str:
+    """Return who reports usage here: of all servers of a database, one process at a time has that name."""
+    place = f"{socket.gethostname()} {folder_of(settings.data).absolute()} {table.row}"
+    return blake2b(place.encode(), digest_size=16).hexdigest()
 
 
 async def _open_parts(

@@ -33,7 +33,7 @@ from tensorwasm.database.engine.executor import DatabaseExecutor
 from tensorwasm.database.engine.opening import claim_data_folder, open_database, own_database, sqlite_url
 from tensorwasm.database.identity import read_revision
 from tensorwasm.database.sessions import ServerRecord
-from tensorwasm.database.usage import UsageAmounts
+from tensorwasm.database.usage import UsageAmounts, add_report
 from tensorwasm.errors import UnsafeFile
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.service.admission.admission import Admission
@@ -304,10 +304,8 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
     """Open the links to fronts: what they report is written here, and what changes here is told to them."""
 
     async def take(report: FrontReport) -> None:
-        for used in report.usage:
-            amounts = UsageAmounts(*used.amounts)
-            service.usage.add(used.hour_unix_ms, used.tenant, amounts)
-            service.quotas.restore(used.tenant, used.hour_unix_ms, gpu_us=amounts.gpu_us, launches=amounts.launches)
+        if report.usage:
+            await _write_usage(service, report)
         for each in report.ended:
             service.outcomes.put(
                 each.tenant, StreamEnding(each.request_id, each.reference, each.status, each.reason, each.message)
@@ -323,6 +321,17 @@ def _open_fronts(stack: AsyncExitStack, service: Service, audit: AuditLog, alive
     service.identities.tell = lambda: fronts.tell(Changed(identities=True))
     service.functions.tell = lambda functions, names: fronts.tell(Changed(functions=list(functions), names=list(names)))
     return fronts
+
+
+async def _write_usage(service: Service, report: FrontReport) -> None:
+    """Write what a front has reported, before it is acknowledged."""
+    reported: dict[int, dict[int, UsageAmounts]] = {}
+    for used in report.usage:
+        reported.setdefault(used.hour_unix_ms, {})[used.tenant] = UsageAmounts(*used.amounts)
+    if await service.database.write(add_report, report.reporter, report.mark, reported):
+        for hour_unix_ms, by_tenant in reported.items():
+            for tenant, each in by_tenant.items():
+                service.quotas.restore(tenant, hour_unix_ms, gpu_us=each.gpu_us, launches=each.launches)
 
 
 def open_folder(where: str) -> Path:

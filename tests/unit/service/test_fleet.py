@@ -10,9 +10,11 @@ import sys
 import msgspec
 import pytest
 
+from fakes.desks import InlineDesk
 from fakes.services import until
+from tensorwasm.database.usage import HOUR_MS, UsageAmounts, add_report, list_usage
 from tensorwasm.errors import DatabaseUnavailable, NotReady
-from tensorwasm.service.fleet import primary
+from tensorwasm.service.fleet import front, primary
 from tensorwasm.service.fleet.front import PrimaryLink, ReportedAudit, SessionsInPrimary
 from tensorwasm.service.fleet.link import Link
 from tensorwasm.service.fleet.messages import AskMetrics, Changed, Done, Evicted, FrontReport, Hello, TakenMetrics
@@ -191,6 +193,40 @@ def test_a_front_that_cannot_read_the_database_once_links_again(tmp_path):
             await link.open()
         assert not failures
         assert len(fronts) == 1
+        await link.close()
+        await fronts.close()
+
+    asyncio.run(main())
+
+
+def test_usage_that_a_primary_has_written_but_not_acknowledged_counts_once(tmp_path, monkeypatch):
+    """It is killed in between: what a front repeats has the mark by which the next primary knows it."""
+    monkeypatch.setattr(front, "USAGE_AGAIN_S", 0.001)
+    used, desk, answers = {7: UsageAmounts(requests=3, gpu_us=5)}, InlineDesk(), []
+
+    async def main():
+        async def take(report):
+            for each in report.usage:
+                reported = {each.hour_unix_ms: {each.tenant: UsageAmounts(*each.amounts)}}
+                answers.append(await desk.write(add_report, report.reporter, report.mark, reported))
+            if len(answers) % 2:
+                raise ConnectionError("killed before it answers")
+
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(tmp_path / "s"))
+        listening.listen(8)
+        fronts = Fronts(take)
+        await fronts.listen(listening)
+        link, told = PrimaryLink(str(tmp_path / "s"), nothing, Samples, "front 1"), []
+        link.reported = lambda tenant, each: told.append((tenant, each))
+        async with asyncio.timeout(10):
+            await link.open()
+            await link.write_usage(HOUR_MS, used)
+            await link.write_usage(HOUR_MS, used)
+        assert answers == [True, False, True, False]
+        assert told == [*used.items()] * 2
+        [(_, total)] = await desk.read(list_usage, 7, 0, 2 * HOUR_MS)
+        assert (total.requests, total.gpu_us) == (6, 10)
         await link.close()
         await fronts.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -50,6 +51,9 @@ AGAIN_S: Final = 0.02
 NONE_S: Final = 0.04
 """Seconds in which a front does not ask again for an idle session of a tenant who had none: less than `LOOK_S`."""
 
+USAGE_AGAIN_S: Final = 0.25
+"""Pause between two attempts to report usage."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,15 +64,20 @@ class PrimaryLink:
         path: of the primary's socket.
         refresh: reads again what has changed; None stands for everything.
         metrics: returns this process's.
+        reporter: as in `FrontReport`.
 
     Attributes:
         reported: is told what the primary has counted of a tenant's usage.
     """
 
     def __init__(
-        self, path: str, refresh: Callable[[Changed | None], Awaitable[None]], metrics: Callable[[], Samples]
+        self,
+        path: str,
+        refresh: Callable[[Changed | None], Awaitable[None]],
+        metrics: Callable[[], Samples],
+        reporter: str = "",
     ) -> None:
-        self._path, self._refresh, self._metrics = path, refresh, metrics
+        self._path, self._refresh, self._metrics, self._reporter = path, refresh, metrics, reporter
         self.reported: Callable[[int, UsageAmounts], object] = lambda _tenant, _used: None
         self._link: Link | None = None
         self._made = asyncio.Event()
@@ -141,9 +150,17 @@ class PrimaryLink:
         return TakenMetrics(found.values, found.histograms)
 
     async def write_usage(self, hour_unix_ms: int, used: Mapping[int, UsageAmounts]) -> None:
-        """Report what tenants used in an hour; raises as `Link.ask`."""
+        """Report what tenants used in an hour, again and again until it is written: it counts once."""
         amounts = [UsedByTenant(hour_unix_ms, tenant, list(astuple(each))) for tenant, each in used.items()]
-        await self.ask(FrontReport(usage=amounts))
+        report = FrontReport(usage=amounts, reporter=self._reporter, mark=str(uuid.uuid4()))
+        while True:
+            try:
+                await self.ask(report)
+            except NotReady as error:
+                _log.info("usage waits for the primary: %s", error.message)
+                await asyncio.sleep(USAGE_AGAIN_S)
+            else:
+                break
         for tenant, each in used.items():
             self.reported(tenant, each)
 

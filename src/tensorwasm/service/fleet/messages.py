@@ -55,7 +55,7 @@ class UsedByTenant(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrontReport(FleetMessage, frozen=True):
-    """What a front leaves to the primary to write; acknowledged once its audit records are on the disk.
+    """What a front leaves to the primary to write; acknowledged once audit records and usage are on the disk.
 
     Attributes:
         audit: records, encoded.
@@ -63,6 +63,8 @@ class FrontReport(FleetMessage, frozen=True):
         suppressed: records without an actor that were only counted.
         hurry: the front is about to end, and waits for the acknowledgement.
         usage: of tenants, since the last report.
+        reporter: who reports the usage, the same for each front that takes another's place.
+        mark: of this report of usage: one that is repeated has the same.
         ended: streams that ended.
     """
 
@@ -71,6 +73,8 @@ class FrontReport(FleetMessage, frozen=True):
     suppressed: int = 0
     hurry: bool = False
     usage: list[UsedByTenant] = []
+    reporter: str = ""
+    mark: str = ""
     ended: list[StreamEnded] = []
 
 
