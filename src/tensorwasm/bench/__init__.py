@@ -17,6 +17,7 @@ from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.sandbox import measure_sandbox
+from tensorwasm.bench.service.first_answer import measure_first_answer
 from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
 from tensorwasm.bench.service.http import measure_http, sweep_http
 from tensorwasm.bench.service.neighbours import measure_neighbours
@@ -29,6 +30,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "deploy": measure_deploy,
     "dispatch": measure_dispatch,
     "emulator": measure_emulator,
+    "first-answer": measure_first_answer,
     "gpu-http": measure_gpu_http,
     "http": measure_http,
     "job": measure_job,
