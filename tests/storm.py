@@ -29,7 +29,11 @@ from oracles.service import (
 from tensorwasm.tenancy.audit import verify
 from victims import choose, descendants, survivors
 
-ENVIRONMENT = {"TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000", "TENSOR_WASM_API_DRAIN": "5"}
+ENVIRONMENT = {
+    "TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000",
+    "TENSOR_WASM_API_DRAIN": "5",
+    "TENSOR_WASM_CODE_CACHE": "1024",  # as operators' servers have: other tests keep no compiled modules
+}
 PATIENCE_S = 60.0
 PAUSE_S = 0.01
 MOST_PROCESSES = 4
