@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from victims import by_role
+
 READY_S = 60.0
 STOP_S = 90.0  # more than a server gives calls to end in
 
@@ -51,9 +53,8 @@ class LiveServer:
         return httpx.Client(base_url=self.url, headers=headers, timeout=more.pop("timeout", 30.0), **more)
 
     def child(self):
-        """Return the process number of the server itself."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(found[0])
+        """Return the process number of the server itself, which serves alone."""
+        return by_role(self.process.pid)["server"][0]
 
     def restart(self):
         """Kill the parent, and start another at once at the same address, as what supervises it would."""

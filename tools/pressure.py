@@ -27,7 +27,7 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from tensorwasm.bench.harness import first_child, read_guest  # noqa: E402 - found there
+from tensorwasm.bench.harness import read_guest, server_process  # noqa: E402 - found there
 from tensorwasm.bench.service.neighbours import (  # noqa: E402 - likewise
     LOADS,
     REFUSALS,
@@ -217,13 +217,13 @@ def endure(group: Group, folder: Path, seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
         with group.joined():
             service = stack.enter_context(serving(folder))
-        first = first_child(service.process)
+        first = server_process(service.process)
         with service.client(WITNESS) as client:
             client.ask("PATCH", f"/tenants/{WITNESS}", {"quotas": {"qps": 100_000, "burst": 1000}})
             witness = Witness(client)
             witness.begin()
             answers = press(service, witness, seconds)
-            lost, kills, same = witness.lost(), group.kills(), first_child(service.process) == first
+            lost, kills, same = witness.lost(), group.kills(), server_process(service.process) == first
         return {
             "killed": kills,
             "same_server": same,

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from victims import by_role
+
 ADD = base64.b64encode((Path(__file__).parents[2] / "bench/guests/add.wasm").read_bytes()).decode()
 CRASH_AS_IT_SERVES = """
 import os, sys
@@ -154,7 +156,9 @@ def test_after_a_signal_the_audit_log_goes_on_in_a_new_file(start_server):
         deploy(client)
         until(lambda: "create_function" in log.read_text())
         assert server.child() == serving
-        assert [is_gone(each) for each in _children(server.process.pid)] == [False, False], "one serves, one stands by"
+        assert [is_gone(each) for each in _children(server.process.pid)] == [False, False], (
+            "the server and its template"
+        )
 
 
 def _children(process):
@@ -288,10 +292,9 @@ def test_a_socket_in_the_file_system_serves(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
             assert client.get("/healthz").json() == {"status": "ok"}
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        killed = children.read_text().split()[0]
-        os.kill(int(killed), signal.SIGKILL)
-        until(lambda: killed not in children.read_text().split())
+        killed = by_role(process.pid)["server"][0]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: killed not in _children(process.pid))
 
         def again():
             with socket.socket(socket.AF_UNIX) as probe:

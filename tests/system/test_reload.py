@@ -17,6 +17,7 @@ from loads import Load, reload
 from neighbours import deploy, until
 from servers import running_server
 from tensorwasm.database.engine.opening import own_database, sqlite_url
+from victims import by_role
 
 SPIN = bytes.fromhex("0061736d01000000010401600000030201000708010473 70696e00000a0901070003400c000b0b".replace(" ", ""))
 
@@ -59,6 +60,10 @@ def test_a_broken_release_does_not_replace_one_that_works(tmp_path):
             assert "reload_failed" in errors
             assert server.child() == before
         assert load.wrong() == []
+        os.kill(before, signal.SIGKILL)
+        until(lambda: by_role(server.process.pid).get("server", [before]) != [before])
+        until(lambda: client.get("/readyz").status_code == 200)  # of the release that works, though it is gone
+        before = server.child()
         (release / "httptools.py").unlink()
         assert reload(server)[0] == 0
         assert server.child() != before
@@ -118,6 +123,18 @@ def test_a_long_call_does_not_keep_the_next_server_waiting(start_server):
             assert time.monotonic() - started_s < 8
         running.join(30)
         assert [each.json()["error"]["kind"] for each in found] == ["draining"]
+
+
+def test_a_long_job_does_not_keep_the_next_server_waiting(start_server):
+    with start_server() as server, server.client() as client:
+        spin = deploy(client, SPIN, "spin")
+        job = client.post(f"/functions/{spin}/invoke-async", json={"export": "spin"}).json()["job_id"]
+        until(lambda: client.get(f"/jobs/{job}").json()["status"] == "running")
+        with next_supervisor(server) as (following, started_s), following.client() as other:
+            until(lambda: other.get("/functions").status_code == 200)
+            assert time.monotonic() - started_s < 5, "the time that jobs have when a server is stopped"
+            until(lambda: other.get(f"/jobs/{job}").json()["status"] == "running")  # again, and it may be cancelled
+            other.delete(f"/jobs/{job}").raise_for_status()
 
 
 def test_a_server_whose_database_is_not_free_yet_says_so_and_opens_when_it_is(tmp_path):

@@ -137,10 +137,12 @@ def mapping_count() -> int:
 
 
 @_proc_errors()
-def first_child(process: int) -> int:
-    """Return the first process that a process has started, or itself without one."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return int(children[0]) if children else process
+def server_process(command: int) -> int:
+    """Return the process that serves alone, which ``tensor-wasm serve`` has started; the command's own without one."""
+    for child in Path(f"/proc/{command}/task/{command}/children").read_text().split():
+        if Path(f"/proc/{child}/comm").read_text() == "tw-alone\n":
+            return int(child)
+    return command
 
 
 def run_python(*arguments: str, settings: Mapping[str, str] | None = None) -> tuple[str, float]:

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from tensorwasm.bench.figures import Figure, Report, p99, sampled, summarise
-from tensorwasm.bench.harness import first_child, make_module, read_example, resident_bytes, scratch_folder
+from tensorwasm.bench.harness import make_module, read_example, resident_bytes, scratch_folder, server_process
 from tensorwasm.bench.service.serving import AsyncConnection, ServiceClient, ask_steadily, connect, render, serving
 from tensorwasm.errors import InternalError
 from tensorwasm.values import MIB
@@ -209,7 +209,7 @@ def measure_neighbours(_choice: str = "auto", *, seconds: float = 60.0, loads: S
                 alone += ask_steadily(client, add, max(seconds / len(loads), 1.0), _PERIOD_S)
             with pressing(load, context, service.url) as answers, service.client(SUBJECT) as client:
                 taken = [*ask_steadily(client, add, seconds, _PERIOD_S)]
-            beside.append((load, taken, answers, resident_bytes(first_child(service.process))))
+            beside.append((load, taken, answers, resident_bytes(server_process(service.process))))
     return Report("neighbours", "", tuple(_figures(alone, beside)))
 
 

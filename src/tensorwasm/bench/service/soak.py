@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorwasm.bench.figures import Figure, Report
-from tensorwasm.bench.harness import descriptor_count, first_child, read_guest, resident_bytes, scratch_folder
+from tensorwasm.bench.harness import descriptor_count, read_guest, resident_bytes, scratch_folder, server_process
 from tensorwasm.bench.service.serving import AsyncConnection, RunningService, connect, render, serving, tenant_headers
 from tensorwasm.errors import InternalError
 from tensorwasm.values import MIB
@@ -289,7 +289,7 @@ class Soak:
     async def _work(self, client: SoakClient, numbers: Iterator[int]) -> None:
         for number in numbers:
             if number % max(1, self.total // _READINGS) == 0:
-                process = first_child(self.service.process)
+                process = server_process(self.service.process)
                 self.held.append((resident_bytes(process), descriptor_count(process)))
                 self._show_progress(number, *self.held[-1])
             operation = OPERATIONS[bisect(WEIGHTS, client.random.randrange(WEIGHTS[-1]))]

@@ -104,7 +104,7 @@ async def _run(options: ServeOptions, report: Callable[[], object]) -> None:
 async def _run_owner(start: _Start, place: Place | None) -> None:
     """Serve everything, to clients or to fronts."""
     listening = _inherit(start.options.listening if place is None else place.http)
-    tls = start.tls if place is None else None
+    tls, supervisor = start.tls if place is None else None, os.getppid()
     service = await _open_owner(start, place, listening, tls)
     if service is None:
         return
@@ -121,6 +121,8 @@ async def _run_owner(start: _Start, place: Place | None) -> None:
             relayed=place is not None,
         )
     finally:
+        if os.getppid() != supervisor:  # the process of the next one waits for the database: jobs run again there
+            await service.jobs.close()
         await service.close()
 
 
