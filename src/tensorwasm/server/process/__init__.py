@@ -1,1 +1,1 @@
-"""The server's processes: supervisor, child, listening address and startup."""
+"""The server's processes: supervisor, template, listening address and startup."""
