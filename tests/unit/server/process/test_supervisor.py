@@ -295,6 +295,7 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
 def test_a_template_that_dies_takes_nothing_with_it_and_is_followed_by_another(start, workers):
     running = start(workers)
     until(lambda: len(running.children()) == (2 if workers == 1 else 5))
+    until(lambda: len(running.named("tw-template")) == 1)  # what it forks has its name at first
     before = set(running.children())
     (template,) = running.named("tw-template")
     os.kill(template, signal.SIGKILL)
