@@ -356,6 +356,8 @@ def test_a_reload_replaces_all(start, workers):
 def test_nothing_is_left_of_a_supervisor_that_is_killed_and_its_servers_leave(start, workers):
     running = start(workers)
     until(lambda: len(running.children()) == (2 if workers == 1 else 5))
+    places = ("alone -1",) if workers == 1 else ("front 1", "front 2")
+    until(lambda: all(running.said(f"began {each}") for each in places))  # from then on they handle signals
     children = running.children()
     running.process.kill()
     until(lambda: not any(Path(f"/proc/{each}").exists() for each in children))
