@@ -215,7 +215,7 @@ def test_usage_that_a_primary_has_written_but_not_acknowledged_counts_once(tmp_p
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(tmp_path / "s"))
         listening.listen(8)
-        fronts = Fronts(take)
+        fronts = Fronts(take, nothing)
         await fronts.listen(listening)
         link, told = PrimaryLink(str(tmp_path / "s"), nothing, Samples, "front 1"), []
         link.reported = lambda tenant, each: told.append((tenant, each))
