@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 from wasmtime import wat2wasm
@@ -110,6 +111,19 @@ def test_an_error_carries_what_was_written_until_then(function, export, wrote):
     with pytest.raises((GuestTrap, InvokeTimeout)) as caught:
         function.invoke(export, deadline=Deadline.after(0.2))
     assert (caught.value.stdout, caught.value.stderr) == wrote
+
+
+@pytest.mark.rule("4-session")
+def test_a_call_whose_sandbox_serves_another_one_at_once_keeps_its_own_output(function):
+    class Lending(deque):
+        def append(self, each):
+            plan._idle = deque([each])
+            assert function.invoke("echo", stdin=b"of the other").stdout == b"of the other"
+
+    assert function.invoke("echo", stdin=b"mine").stdout == b"mine"
+    (plan,) = function.dispatch.plans.values()
+    plan._idle = Lending(plan._idle)
+    assert function.invoke("echo", stdin=b"mine").stdout == b"mine"
 
 
 def test_a_call_that_never_began_carries_nothing_of_the_one_before(function):

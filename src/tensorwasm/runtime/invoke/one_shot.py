@@ -213,12 +213,12 @@ class OneShotPlan(_Plan[PooledSandbox]):
                 stop.end()
             pooled.close()
             raise
+        wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)  # once put back it serves others
         if pooled.session is None and stop is None and len(self._idle) < MAX_IDLE:
             self._idle.append(pooled)  # without a session nothing has to be restored
         else:
             self._put(pooled, stop)
         chunks = tuple(collected.chunks) if collected is not None else ()
-        wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)
         elapsed_s = time.perf_counter() - started_s
         ended = self.export, values, self.result_types, exit_code
         return Invocation(*ended, wrote.stdout, wrote.stderr, chunks, elapsed_s, gpu, *wrote[2:])
