@@ -35,6 +35,9 @@ LAUNCH_WORDS: Final = 8
 """Of the last parameter of a wide guarded kernel (`tensorwasm.ptx.guarded`); a narrow one reads 7 of them."""
 OFFER_ROWS: Final = 8
 LOAD_ROWS: Final = 16
+OUTPUT_ROWS: Final = 2
+OUTPUT_ROOM_BYTES: Final = 4096
+"""Of each row; libraries of languages write 1 KiB at a time."""
 CLEAR_ROWS: Final = 4
 CLEARING_STARTED: Final = 1
 CLEARING_REFUSED: Final = 2
@@ -147,6 +150,12 @@ class OfferRow(ctypes.Structure):
     _fields_ = (("text", _u64), ("text_bytes", _u64), ("entry", _u64), ("entry_bytes", _u64), ("head", _u64))
 
 
+class OutputRow(ctypes.Structure):
+    """What a guest has written to a stream, how much that is, and how much more fits; that is 0 to ask Python."""
+
+    _fields_ = (("address", _u64), ("held_bytes", _u64), ("left_bytes", _u64))
+
+
 class Wait(ctypes.Structure):
     """What a suspended guest waits for, read by `tensorwasm.guest.reactor.reactor` while the guest does not run.
 
@@ -216,6 +225,7 @@ class SessionLayout(ctypes.Structure):
         loads, loaded_bytes: kernels that compiled code has loaded and Python has not adopted yet, and the bytes of
             their texts. They have the ids before ``next_kernel``.
         loaded: the rows of their offers.
+        output: the guest's standard output and standard error.
         visited: 1 while compiled code has made the guest's sandbox and will end it.
         window_at: the session's window, 0 without a guard.
         window_mask: of it (`tensorwasm.gpu.device.address_windows.window_mask`).
@@ -254,6 +264,7 @@ class SessionLayout(ctypes.Structure):
         ("loads", _u64),
         ("loaded_bytes", _u64),
         ("loaded", _u64 * LOAD_ROWS),
+        ("output", OutputRow * OUTPUT_ROWS),
         ("visited", _u64),
         ("window_at", _u64),
         ("window_mask", _u64),

@@ -24,7 +24,7 @@ from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
 from tensorwasm.guest.imports.cuda.kernels import finish_started
 from tensorwasm.guest.imports.host_function import ValType
 from tensorwasm.guest.imports.suspension import SuspensionCode
-from tensorwasm.guest.native import callbacks, kernels, layout, oneshot, scheduler, streams, waiting
+from tensorwasm.guest.native import callbacks, kernels, layout, oneshot, output, scheduler, streams, waiting
 from tensorwasm.guest.native.structures import Entries, Entry, PythonCallbacks
 
 _log = logging.getLogger(__name__)
@@ -55,8 +55,12 @@ SOURCES: Final[dict[str, HostSource]] = {
     "wasi_cuda_memcpy_d2h": HostSource(streams.memcpy_d2h, ("i32",) * 4, starts=True),
     "yield": HostSource(scheduler.yield_, ()),
     "deadline-remaining-ms": HostSource(scheduler.deadline_remaining_ms, ()),
+    "fd_write": HostSource(output.fd_write, ("i32",) * 4),
 }
 """Compiled host functions by import field."""
+
+WASI: Final = (("wasi_snapshot_preview1", "fd_write"),)
+"""Imports beside those of our own interfaces."""
 
 EXCEPT: Final = frozenset({(CUDA_MODULE_0_1, "wasi_cuda_launch")})
 """Imports of such a name with another meaning: that launch takes no arguments."""
@@ -75,13 +79,13 @@ def make_entries() -> Entries:
         name: Entry(_address(source.function, folder), source.params, finish_started if source.starts else None)
         for name, source in SOURCES.items()
     }
-    return {
-        (module, function.core_name): made[function.core_name]
+    imports = [
+        (module, function.core_name)
         for interface in interfaces.INTERFACES
         for module in interface.modules
         for function in interface.functions
-        if function.core_name in made and (module, function.core_name) not in EXCEPT
-    }
+    ]
+    return {key: made[key[1]] for key in (*imports, *WASI) if key[1] in made and key not in EXCEPT}
 
 
 def make_callbacks() -> PythonCallbacks:

@@ -65,6 +65,7 @@ load_u8: Final = _loader(types.uint8)
 load_u32: Final = _loader(types.uint32)
 load_u64: Final = _loader(types.uint64)
 store_u8: Final = _storer(types.uint8)
+store_u32: Final = _storer(types.uint32)
 store_u64: Final = _storer(types.uint64)
 
 call_void: Final = _caller(types.void)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorwasm.errors import DeviceLost, GuestExit, GuestTrap, InternalError, InvokeTimeout
-from tensorwasm.gpu.native.layout import SessionLayout
+from tensorwasm.gpu.native.layout import OUTPUT_ROOM_BYTES, OUTPUT_ROWS, OutputRow, SessionLayout
 from tensorwasm.guest.engine import capi, codec, memory_creator
 from tensorwasm.guest.engine.capi import KEEPING
 from tensorwasm.guest.engine.engine import MAX_TABLE_ELEMENTS, MAX_TABLES
@@ -89,13 +89,14 @@ class OneShotSandbox:
         "_linked",
         "_may_keep",
         "_order",
+        "_output",
         "_owner",
         "_plain",
         "_plan",
         "_referenced",
+        "_rows",
         "_stack_bytes",
         "_state",
-        "_stdio",
         "_stuck",
         "exit_code",
     )  # fmt: skip
@@ -132,7 +133,11 @@ class OneShotSandbox:
         self._linked, self._limits, self._engine = linked, limits, module.engine
         self._cells = ctypes.create_string_buffer(max(self._plan.cell_count, 1) * 16)
         self._state = GuestState(module.engine, {}, layout, module.lines)
-        self._stuck, self._stdio, self.exit_code = False, linked.stdio, 0
+        self._stuck, self.exit_code = False, 0
+        self._output = ctypes.create_string_buffer(OUTPUT_ROWS * OUTPUT_ROOM_BYTES if linked.stdio else 0)
+        self._rows: tuple[OutputRow, ...] = tuple(layout.output) if linked.stdio else ()
+        for index, row in enumerate(self._rows):
+            row.address = ctypes.addressof(self._output) + index * OUTPUT_ROOM_BYTES
         self._may_keep = brief and not layout.driver  # waiting for a device takes long
         self._compiled = execute is not None
         self._brief = self._may_keep and self._compiled  # without compiled code only once a guest was seen to be short
@@ -245,9 +250,10 @@ class OneShotSandbox:
         if descriptor.wasi:
             KEEPING.wasi_config_delete(descriptor.wasi)
             descriptor.wasi = 0
+        state.wasi = None  # its rows may be another sandbox's soon
         if config is not None:
             output_bytes = self._limits.output_bytes
-            state.wasi, descriptor.wasi = wasi.prepare(state.token, config, output_bytes, stdio=self._stdio)
+            state.wasi, descriptor.wasi = wasi.prepare(state.token, config, output_bytes, self._rows)
 
     def _supply(self, image: Image) -> None:
         """Have the next memory of this thread made of the image."""

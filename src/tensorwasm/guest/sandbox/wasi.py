@@ -19,12 +19,13 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from tensorwasm.errors import GuestExit, InternalError, InvalidArgs, InvalidPointer
+from tensorwasm.gpu.native.layout import OutputRow
 from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.yielding import yield_gil_on_foreign_thread
@@ -90,14 +91,15 @@ def attach(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiStat
     return made
 
 
-def prepare(token: int, config: WasiConfig, output_bytes: int, *, stdio: bool = False) -> tuple[WasiState, int]:
+def prepare(token: int, config: WasiConfig, output_bytes: int, rows: Sequence[OutputRow] = ()) -> tuple[WasiState, int]:
     """Return the host's side of a WASI context, and the ``wasi_config_t`` that becomes a store's.
 
     Args:
         token: of the sandbox.
         config: what its guest gets.
         output_bytes: most that each output stream takes.
-        stdio: whether output goes to the host without wasmtime (`tensorwasm.guest.sandbox.wasi_stdio`).
+        rows: of the session layout, if output goes to the host without wasmtime
+            (`tensorwasm.guest.sandbox.wasi_stdio`).
 
     Raises:
         InvalidArgs: an argument, variable or path holds a NUL, or a folder or file cannot be given.
@@ -105,7 +107,7 @@ def prepare(token: int, config: WasiConfig, output_bytes: int, *, stdio: bool = 
     mounts = Mounts(config.directories) if config.directories else None
     address = KEEPING.wasi_config_new()
     try:
-        _configure(address, token, config, stdio=stdio)
+        _configure(address, token, config, stdio=bool(rows))
         for host_path, guest_path, writable in mounts.preopened if mounts is not None else ():
             host, guest = _strings((host_path, guest_path))
             opened = RELEASING.wasi_config_preopen_dir(address, host, guest, writable)
@@ -115,16 +117,17 @@ def prepare(token: int, config: WasiConfig, output_bytes: int, *, stdio: bool = 
         if mounts is not None:
             mounts.close()
         raise
-    out, err = (_output(each, output_bytes, at) for at, each in enumerate((config.stdout, config.stderr), start=1))
-    streams = {0: None, 1: out, 2: err} if stdio else {}
+    out_row, err_row = rows or (None, None)
+    out, err = _output(config.stdout, output_bytes, 1, out_row), _output(config.stderr, output_bytes, 2, err_row)
+    streams = {0: None, 1: out, 2: err} if rows else {}
     return WasiState(out, err, time.monotonic_ns(), mounts, streams), address
 
 
-def _output(sink: Sink | Inherit | None, output_bytes: int, descriptor: int) -> GuestOutput:
+def _output(sink: Sink | Inherit | None, output_bytes: int, descriptor: int, row: OutputRow | None) -> GuestOutput:
     """Return where an output stream goes; for `INHERIT` what comes here goes to the process's own, without a limit."""
     if sink is INHERIT:
-        return GuestOutput(sys.maxsize, partial(_write_all, descriptor))
-    return GuestOutput(output_bytes, sink)
+        return GuestOutput(sys.maxsize, partial(_write_all, descriptor), row)
+    return GuestOutput(output_bytes, sink, row)
 
 
 def _write_all(descriptor: int, chunk: bytes) -> None:

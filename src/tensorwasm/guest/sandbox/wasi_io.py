@@ -7,6 +7,7 @@ passed to a sink, or inherited from the process.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import os
 import stat
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.errors import InvalidArgs
+from tensorwasm.gpu.native.layout import OUTPUT_ROOM_BYTES, OutputRow
 from tensorwasm.values import MIB
 
 MAX_FILE_BYTES: Final = 1024 * MIB
@@ -142,29 +144,51 @@ class GuestOutput:
     """Destination of one of a guest's output streams, up to a limit.
 
     The write that exceeds the limit is cut there, and it and every later one fails in the guest: ``truncated`` is set.
+    With an `OutputRow` compiled code captures what fits into that.
     """
 
-    __slots__ = ("_captured", "_left_bytes", "_sink", "truncated")
+    __slots__ = ("_captured", "_left_bytes", "_row", "_sink", "truncated")
 
-    def __init__(self, limit_bytes: int, sink: Sink | None = None) -> None:
+    def __init__(self, limit_bytes: int, sink: Sink | None = None, row: OutputRow | None = None) -> None:
         self._sink = sink
-        self._captured = bytearray()
-        self._left_bytes = limit_bytes
-        self.truncated = False
+        self._row = row
+        self.renew(limit_bytes)
 
     @property
     def captured(self) -> bytes:
         """Everything taken so far; empty with a sink."""
-        return bytes(self._captured)
+        row = self._row
+        held = ctypes.string_at(row.address, row.held_bytes) if row is not None else b""
+        return bytes(self._captured) + held if self._captured else held
 
     def renew(self, limit_bytes: int) -> None:
         """Drop what was captured and set a new limit, for another call of the same guest."""
         self._captured = bytearray()
         self._left_bytes = limit_bytes
         self.truncated = False
+        self._offer()
+
+    def _offer(self) -> None:
+        """Let compiled code capture into an empty row."""
+        if self._row is not None:
+            self._row.held_bytes = 0
+            self._row.left_bytes = min(self._left_bytes, OUTPUT_ROOM_BYTES) if self._sink is None else 0
+
+    def _collect(self) -> None:
+        """Take what compiled code has captured; until `_offer` it captures nothing."""
+        if self._row is not None:
+            self._captured += ctypes.string_at(self._row.address, self._row.held_bytes)
+            self._left_bytes -= self._row.held_bytes
+            self._row.held_bytes = self._row.left_bytes = 0
+
+    def detach(self) -> None:
+        """Have compiled code capture nothing any more."""
+        self._collect()
+        self._row = None
 
     def take(self, chunk: bytes) -> bool:
         """Take a chunk, or as much of it as the limit allows; return whether all of it was taken."""
+        self._collect()
         kept = chunk[: self._left_bytes]
         self._left_bytes -= len(kept)
         if self._sink is None:
@@ -173,6 +197,7 @@ class GuestOutput:
             self._sink(kept)
         if len(kept) < len(chunk):
             self.truncated = True
+        self._offer()
         return len(kept) == len(chunk)
 
 
@@ -188,6 +213,11 @@ class WasiState:
     clock_origin_ns: int
     mounts: Mounts | None = None
     open_streams: dict[int, GuestOutput | None] = field(default_factory=dict)
+
+    def detach(self) -> None:
+        """Have all output go through Python, which knows what the descriptors mean, from now on."""
+        self.stdout.detach()
+        self.stderr.detach()
 
     def close(self) -> None:
         """Remove copied files."""

@@ -54,18 +54,21 @@ def fd_write(state: GuestState, descriptor: int, pieces: int, count: int, stored
 
 def fd_close(state: GuestState, descriptor: int) -> int:
     """Close a descriptor. Returns 0 or the WASI error code."""
-    streams = _wasi(state).open_streams
-    if descriptor not in streams:
+    wasi = _wasi(state)
+    if descriptor not in wasi.open_streams:
         return _BADF
-    del streams[descriptor]
+    wasi.detach()
+    del wasi.open_streams[descriptor]
     return _SUCCESS
 
 
 def fd_renumber(state: GuestState, descriptor: int, other: int) -> int:
     """Give a descriptor the number of another one, which is closed. Returns 0 or the WASI error code."""
-    streams = _wasi(state).open_streams
+    wasi = _wasi(state)
+    streams = wasi.open_streams
     if descriptor not in streams or other not in streams:
         return _BADF
+    wasi.detach()
     streams[other] = streams.pop(descriptor)
     return _SUCCESS
 

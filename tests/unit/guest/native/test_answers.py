@@ -12,7 +12,7 @@ import pytest
 from fakes.argv import encode_argv
 from fakes.pads import OWN_STREAM, CallbackDriver, HandPad, Started, kernel_of
 from tensorwasm.gpu.device.arguments import BufferOffset
-from tensorwasm.gpu.native.layout import OfferRow, Scratch, SessionLayout
+from tensorwasm.gpu.native.layout import OfferRow, OutputRow, Scratch, SessionLayout
 from tensorwasm.guest.imports.abi import Code, YieldVerdict
 from tensorwasm.guest.imports.argv import NumberArg, WindowArg
 from tensorwasm.guest.native.structures import Environment
@@ -25,6 +25,7 @@ from tensorwasm.guest.native import compiled  # noqa: E402 - it imports Numba
 KERNEL, BUFFER, GRAPH, OFFERED = 65, 1, 3, 7
 TEXT_AT, ENTRY_AT, TEXT, ENTRY = 1024, 2048, b".version 7.0", b"main"
 FAULT = 700
+WASI_IO = 29
 FAILED = Code.INTERNAL
 _u64, _i64, _at = ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p
 _HOST = ctypes.CFUNCTYPE(_u64, _u64, _u64, _u64, _u64)
@@ -67,6 +68,7 @@ class Caller:
         self.scratch = Scratch()
         self.memory = ctypes.create_string_buffer(1 << 16)
         self.slot = ctypes.create_string_buffer(1)
+        self.output = ctypes.create_string_buffer(4096)
         self.memory_at, self.memory_bytes = ctypes.addressof(self.memory), len(self.memory)
         self.layout = SessionLayout()
         self.driver = Watched()
@@ -163,6 +165,11 @@ def put_buffer(caller: Caller) -> None:
     caller.reach()
 
 
+def put_output(caller: Caller, offset: int = 1024, length: int = 8, room_bytes: int = 64) -> None:
+    ctypes.memmove(caller.memory_at, struct.pack("<II", offset, length), 8)
+    caller.layout.output[0] = OutputRow(ctypes.addressof(caller.output), 0, room_bytes)
+
+
 ONES = (1,) * 6
 CALLS = {
     "wasi_cuda_load_ptx": (Caller.put_offer, (TEXT_AT, len(TEXT), ENTRY_AT, len(ENTRY)), OFFERED),
@@ -175,9 +182,10 @@ CALLS = {
     "wasi_cuda_memcpy_d2h": (put_buffer, (8, BUFFER, 0, 8), 0),
     "yield": (lambda _: None, (), YieldVerdict.CONTINUE),
     "deadline-remaining-ms": (lambda _: None, (), (1 << 32) - 2),
+    "fd_write": (put_output, (1, 0, 1, 8), 0),
 }
 """How each function comes to a good answer: what it needs, with what it is called, and the answer."""
-PRESET = {"yield": YieldVerdict.STOP, "deadline-remaining-ms": 0}
+PRESET = {"yield": YieldVerdict.STOP, "deadline-remaining-ms": 0, "fd_write": WASI_IO}
 """What says to a guest that nothing was done, or that there is no time left."""
 
 
@@ -269,6 +277,27 @@ def put_place(caller: Caller, end: int) -> tuple[int, ...]:
     return KERNEL, *ONES, 0, 0, len(argv), 0
 
 
+def put_table(caller: Caller, end: int) -> tuple[int, ...]:
+    put_output(caller)
+    ctypes.memmove(caller.memory_at + end - 8, struct.pack("<II", 1024, 8), 8)
+    return 1, end - 8, 1, 8
+
+
+def put_piece(caller: Caller, end: int) -> tuple[int, ...]:
+    put_output(caller, end - LENGTH, LENGTH)
+    return 1, 0, 1, 8
+
+
+def put_count(caller: Caller, end: int) -> tuple[int, ...]:
+    put_output(caller)
+    return 1, 0, 1, end - 4
+
+
+def put_room(caller: Caller, end: int) -> tuple[int, ...]:
+    put_output(caller, 1024, LENGTH + end - END, LENGTH)
+    return 1, 0, 1, 8
+
+
 ENDS = {
     "records": ("wasi_cuda_launch", put_records),
     "records, and nobody waits": ("wasi_cuda_launch_async", put_records),
@@ -281,8 +310,12 @@ ENDS = {
     "target": ("wasi_cuda_memcpy_d2h", put_target),
     "buffer": ("wasi_cuda_memcpy_h2d", put_long),
     "place in a buffer": ("wasi_cuda_launch", put_place),
+    "table of pieces": ("fd_write", put_table),
+    "piece": ("fd_write", put_piece),
+    "count of bytes": ("fd_write", put_count),
+    "room for output": ("fd_write", put_room),
 }
-"""What ends with the guest's memory, or with its buffer, and the function that it is for."""
+"""What ends with the guest's memory, or with its buffer or row, and the function that it is for."""
 
 
 @pytest.mark.rule("1-regions", "1-twin")
@@ -313,3 +346,16 @@ def test_memory_that_changes_after_the_records_were_copied_changes_nothing(addre
     (started,) = caller.driver.calls
     assert isinstance(started, Started)
     assert started.values == tuple(numbers)
+
+
+@pytest.mark.rule("2-argv")
+def test_a_table_that_changes_after_it_was_copied_changes_nothing(addresses):
+    """The guest's memory lies where the function itself puts the first piece: the table there is another then."""
+    caller, pieces, far = Caller(), struct.pack("<4I", 32, 16, 48, 8), struct.pack("<2I", 1 << 31, 1 << 31)
+    caller.memory_bytes = 64
+    caller.memory_at = ctypes.addressof(caller.output)
+    ctypes.memmove(caller.memory_at, pieces + bytes(16) + far * 2 + b"behind..", 56)
+    caller.layout.output[0] = OutputRow(caller.memory_at, 0, 64)
+    assert caller.call(addresses["fd_write"], 1, 0, 2, 60) == 0
+    assert (caller.fallbacks, caller.layout.output[0].held_bytes) == (0, 24)
+    assert ctypes.string_at(caller.memory_at, 24) == far * 2 + b"behind.."
