@@ -152,10 +152,9 @@ def renew(state: GuestState, config: WasiConfig, output_bytes: int) -> WasiState
 
 
 def _configure(address: int, token: int, config: WasiConfig, *, stdio: bool) -> None:
-    if config.args:
-        _require(
-            KEEPING.wasi_config_set_argv(address, len(config.args), _strings(config.args)), "the arguments are not text"
-        )
+    args = config.args
+    if args and not KEEPING.wasi_config_set_argv(address, len(args), _strings(args)):
+        raise InvalidArgs("the arguments are not text")
     if config.env:
         names, values = zip(*config.env, strict=True)
         environment = len(config.env), _strings(names), _strings(values)
@@ -182,11 +181,11 @@ def _require(fits: bool, message: str) -> None:  # noqa: FBT001 - the answer of 
 
 
 def _strings(texts: tuple[str, ...]) -> ctypes.Array[ctypes.c_char_p]:
-    for text in texts:
-        if "\0" in text:
-            raise InvalidArgs(f"text for a guest holds a NUL character: {text[:40]!r}")
+    if "\0" in "".join(texts):
+        text = next(text for text in texts if "\0" in text)
+        raise InvalidArgs(f"text for a guest holds a NUL character: {text[:40]!r}")
     try:
-        return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+        return (ctypes.c_char_p * len(texts))(*map(str.encode, texts))
     except UnicodeEncodeError:
         raise InvalidArgs("text for a guest is not Unicode") from None
 

@@ -158,7 +158,7 @@ class GuestOutput:
     def captured(self) -> bytes:
         """Everything taken so far; empty with a sink."""
         row = self._row
-        held = ctypes.string_at(row.address, row.held_bytes) if row is not None else b""
+        held = ctypes.string_at(row.address, row.held_bytes) if row is not None and row.held_bytes else b""
         return bytes(self._captured) + held if self._captured else held
 
     def renew(self, limit_bytes: int) -> None:
@@ -170,16 +170,18 @@ class GuestOutput:
 
     def _offer(self) -> None:
         """Let compiled code capture into an empty row."""
-        if self._row is not None:
-            self._row.held_bytes = 0
-            self._row.left_bytes = min(self._left_bytes, OUTPUT_ROOM_BYTES) if self._sink is None else 0
+        row, left_bytes = self._row, self._left_bytes
+        if row is not None:
+            row.held_bytes = 0
+            row.left_bytes = 0 if self._sink is not None else min(left_bytes, OUTPUT_ROOM_BYTES)
 
     def _collect(self) -> None:
         """Take what compiled code has captured; until `_offer` it captures nothing."""
-        if self._row is not None:
-            self._captured += ctypes.string_at(self._row.address, self._row.held_bytes)
-            self._left_bytes -= self._row.held_bytes
-            self._row.held_bytes = self._row.left_bytes = 0
+        row = self._row
+        if row is not None:
+            self._captured += ctypes.string_at(row.address, row.held_bytes)
+            self._left_bytes -= row.held_bytes
+            row.held_bytes = row.left_bytes = 0
 
     def detach(self) -> None:
         """Have compiled code capture nothing any more."""
@@ -201,7 +203,7 @@ class GuestOutput:
         return len(kept) == len(chunk)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take longer to make
 class WasiState:
     """The WASI side of one sandbox; its monotonic clock was at 0 at ``clock_origin_ns`` of ``time.monotonic_ns()``.
 
