@@ -6,7 +6,16 @@ from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.runtime.invoke.invocation import Invocation
-from tensorwasm.runtime.workers.frames import BrokenFrame, DoneFrame, FailedFrame, GpuUsage, TrapFrame
+from tensorwasm.runtime.workers.child.answers import encode_outcome
+from tensorwasm.runtime.workers.frames import (
+    PART_BYTES,
+    BrokenFrame,
+    DoneFrame,
+    FailedFrame,
+    GpuUsage,
+    OutputFrame,
+    TrapFrame,
+)
 from tensorwasm.runtime.workers.outcomes import COUNTS, describe_error, describe_result, rebuild_error, rebuild_result
 from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter, encode
 
@@ -198,3 +207,18 @@ def test_a_stack_belongs_to_a_trap_and_has_no_control_characters():
     assert frame.file.isprintable()
     with pytest.raises(BrokenFrame):
         rebuild_error(FailedFrame(1, "internal", "text", {}, stack))
+
+
+@pytest.mark.parametrize("stderr", [b"", b"late"])
+@pytest.mark.parametrize("chunks", [(), (b"one", b"two")])
+@pytest.mark.parametrize("wrote", [0, 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES + 1])
+def test_output_comes_before_the_result_in_parts_and_whole(wrote, chunks, stderr):
+    text = bytes(range(256)) * (wrote // 256) + b"x" * (wrote % 256)
+    made = Invocation("run", (1,), ("i32",), 0, text, stderr, chunks, 0.5, None)
+    *output, done = Splitter(FROM_WORKER).feed(encode_outcome(7, made))
+    assert isinstance(done, DoneFrame)
+    assert all(isinstance(each, OutputFrame) and each.request == 7 for each in output)
+    told = {name: [each.data for each in output if each.name == name] for name in ("stdout", "stderr", "chunk")}
+    assert b"".join(told["stdout"]) == made.stdout
+    assert len(told["stdout"]) == -(-wrote // PART_BYTES)
+    assert (b"".join(told["stderr"]), tuple(told["chunk"])) == (stderr, chunks)

@@ -8,7 +8,7 @@ from tensorwasm.errors import CallerError, DeviceLost, HostError, InvokeTimeout,
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.workers.conversation.outbox import split
-from tensorwasm.runtime.workers.frames import BrokenFrame, OutputFrame, OutputName, WorkerFrame
+from tensorwasm.runtime.workers.frames import PART_BYTES, BrokenFrame, OutputFrame, OutputName, WorkerFrame
 from tensorwasm.runtime.workers.outcomes import describe_error, describe_result
 from tensorwasm.runtime.workers.wire import encode
 
@@ -16,8 +16,13 @@ from tensorwasm.runtime.workers.wire import encode
 def encode_outcome(number: int, outcome: Invocation | BaseException) -> bytes:
     """Return the frames of an outcome, the output first."""
     try:
-        if isinstance(outcome, Invocation) and not (outcome.stdout or outcome.stderr or outcome.chunks):
-            return encode(describe_result(number, outcome))
+        if (
+            isinstance(outcome, Invocation)
+            and len(outcome.stdout) <= PART_BYTES
+            and not (outcome.stderr or outcome.chunks)
+        ):
+            wrote = encode(OutputFrame(number, "stdout", outcome.stdout)) if outcome.stdout else b""
+            return wrote + encode(describe_result(number, outcome))
         return b"".join(map(encode, _describe_outcome(number, outcome)))
     except BrokenFrame as broken:
         return encode(describe_error(number, broken))
