@@ -1,6 +1,6 @@
 """``wasi:tensor/host`` and ``wasi:scheduler/host``: a call's input, its stream of output, and the time it has left.
 
-The compiled form of the scheduler is in `guest.native.scheduler`.
+The compiled form of the scheduler is in `guest.native.system`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tensorwasm.guest.imports.abi import CUDA_MODULE_0_1
 from tensorwasm.guest.imports.cuda.kernels import finish_started
 from tensorwasm.guest.imports.host_function import ValType
 from tensorwasm.guest.imports.suspension import SuspensionCode
-from tensorwasm.guest.native import callbacks, kernels, layout, oneshot, output, scheduler, streams, waiting
+from tensorwasm.guest.native import callbacks, kernels, layout, oneshot, streams, system, waiting
 from tensorwasm.guest.native.structures import Entries, Entry, PythonCallbacks
 
 _log = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ SOURCES: Final[dict[str, HostSource]] = {
     "wasi_cuda_stream_sync": HostSource(streams.stream_sync, ("i64",)),
     "wasi_cuda_memcpy_h2d": HostSource(streams.memcpy_h2d, ("i32",) * 4, starts=True),
     "wasi_cuda_memcpy_d2h": HostSource(streams.memcpy_d2h, ("i32",) * 4, starts=True),
-    "yield": HostSource(scheduler.yield_, ()),
-    "deadline-remaining-ms": HostSource(scheduler.deadline_remaining_ms, ()),
-    "fd_write": HostSource(output.fd_write, ("i32",) * 4),
+    "yield": HostSource(system.yield_, ()),
+    "deadline-remaining-ms": HostSource(system.deadline_remaining_ms, ()),
+    "fd_write": HostSource(system.fd_write, ("i32",) * 4),
 }
 """Compiled host functions by import field."""
 

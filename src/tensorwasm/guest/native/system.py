@@ -1,7 +1,8 @@
-"""Compiled ``fd_write`` of sandboxes without folders. Its fallback is in `tensorwasm.guest.sandbox.wasi_stdio`.
+"""Compiled functions beside `wasi:cuda`: ``yield``, ``deadline-remaining-ms``, and ``fd_write`` of WASI.
 
-It puts what a guest writes to a captured stream into the `OutputRow` of its session layout, as long as that has room.
-The descriptor's state, the limit of output and every error are Python's.
+Their fallbacks are in `guest.imports.call` and `guest.sandbox.wasi_stdio`. ``fd_write`` is that of sandboxes without
+folders. It puts what a guest writes to a captured stream into the `OutputRow` of its session layout, as long as that
+has room. The descriptor's state, the limit of output and every error are Python's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,61 @@ from typing import Final
 from numba import uint32, uint64
 
 from tensorwasm.guest.native.arguments import copy_argv
-from tensorwasm.guest.native.checks import answer, begin, call_fallback, compiled, find_memory, read_i32
+from tensorwasm.guest.native.checks import answer, begin, call_fallback, compiled, find_memory, now_ns, read_i32
 from tensorwasm.guest.native.intrinsics import copy_bytes, load_u32, load_u64, store_u32, store_u64
-from tensorwasm.guest.native.layout import HALF, LOW, NOTHING, ONE, OUTPUT, SCRATCH, SESSION, WORD, ZERO
+from tensorwasm.guest.native.layout import (
+    HALF,
+    LOW,
+    MILLISECOND_NS,
+    NO_DEADLINE_NS,
+    NOTHING,
+    ONE,
+    OUTPUT,
+    SCRATCH,
+    SESSION,
+    UNBOUNDED_MS,
+    VERDICT,
+    WORD,
+    YIELD_NEAR_NS,
+    ZERO,
+)
 
 STDOUT: Final = uint64(1)
 STDERR: Final = uint64(2)
 IO_ERROR: Final = uint64(29)
 """Source: WASI preview 1, ``errno``."""
+
+
+@compiled
+def remaining_ns(env: int, session: int) -> int:
+    """Return how much time the call has left; all bits without a deadline."""
+    deadline_ns = load_u64(session + SESSION.deadline_ns)
+    if deadline_ns == NO_DEADLINE_NS:
+        return NO_DEADLINE_NS
+    now = now_ns(env, session)
+    return deadline_ns - now if now < deadline_ns else ZERO
+
+
+def yield_(env: int, caller: int, cells: int, count: int) -> int:
+    """Answer a `YieldVerdict`."""
+    first, _, session = begin(env, caller, cells, VERDICT.STOP)
+    if load_u64(session + SESSION.scratch) == ZERO:
+        return call_fallback(env, caller, cells, count, first)
+    left = remaining_ns(env, session)
+    if left == ZERO:
+        return answer(cells, VERDICT.STOP)
+    return answer(cells, VERDICT.DEADLINE_NEAR if left < YIELD_NEAR_NS else VERDICT.CONTINUE)
+
+
+def deadline_remaining_ms(env: int, caller: int, cells: int, count: int) -> int:
+    """Answer whole milliseconds left."""
+    first, _, session = begin(env, caller, cells, ZERO)
+    if load_u64(session + SESSION.scratch) == ZERO:
+        return call_fallback(env, caller, cells, count, first)
+    left = remaining_ns(env, session)
+    if left == NO_DEADLINE_NS:
+        return answer(cells, UNBOUNDED_MS)
+    return answer(cells, min(left // MILLISECOND_NS, UNBOUNDED_MS - ONE))
 
 
 @compiled
