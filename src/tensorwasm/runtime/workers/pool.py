@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -24,7 +24,7 @@ from tensorwasm.runtime.api.lazy_device import checked_quota
 from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
 from tensorwasm.runtime.deploy.kernel_texts import find_kernels
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
-from tensorwasm.runtime.invoke.invocation import Listener, PendingInvocation
+from tensorwasm.runtime.invoke.invocation import Invocation, Listener, PendingInvocation
 from tensorwasm.runtime.workers.broker_client import BrokerClient
 from tensorwasm.runtime.workers.conversation.flight import Flight, Ticket
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
@@ -142,26 +142,38 @@ class WorkerExecutor:
         It may also raise `DeviceUnavailable`, if the worker that it would be for was given up.
         """
         ticket = PendingInvocation()
-        self.send(request, ticket, listener)
+        worker = self._take(request, ticket, listener)
+        self._running.enter(request.tenant, ticket)
+        worker.begin()
         return ticket
 
-    def send(self, request: Request, ticket: Ticket, listener: Listener | None = None) -> None:
+    def send(self, request: Request, ticket: Ticket) -> None:
         """Take a request as `submit` does; the ticket gets its outcome, maybe before this returns."""
-        check_request(request)
         tenant, running = request.tenant, self._running
+        running.begin(tenant)
+        try:
+            worker = self._take(request, ticket, ended=partial(running.end, tenant))
+        except BaseException:
+            running.refuse(tenant)
+            raise
+        worker.begin()
+
+    def _take(
+        self,
+        request: Request,
+        ticket: Ticket,
+        listener: Listener | None = None,
+        ended: Callable[[Invocation | BaseException], object] | None = None,
+    ) -> Worker:
+        """Leave a request with a worker, which has to begin."""
+        check_request(request)
         with self._lock:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             worker = self._place(request)
             request = self._within_quota(request, worker)
-            flight = Flight(next(self._requests), request, listener, worker, ticket, partial(running.end, tenant))
-            running.begin(tenant)
-            try:
-                worker.submit(flight)
-            except BaseException:
-                running.refuse(tenant)
-                raise
-        worker.begin()
+            worker.submit(Flight(next(self._requests), request, listener, worker, ticket, ended))
+        return worker
 
     def read_on(self, reader: LoopReader) -> None:
         """Have an event loop read what the processes of workers say that are started from now on."""

@@ -275,8 +275,9 @@ def test_signals_are_handled_as_before_once_it_has_ended(monkeypatch):
 
 def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     running = start(2)
+    places = ("primary 0", "front 1", "front 2")
+    until(lambda: [running.said(f"began {place}") for place in places] == [1, 1, 1])
     until(lambda: len(running.children()) == 5)  # with the broker and the template
-    assert [running.said(f"began {place}") for place in ("primary 0", "front 1", "front 2")] == [1, 1, 1]
     (folder,) = running.folder.glob("tensor-wasm-*")
     assert folder.stat().st_mode & 0o077 == 0
     assert {each.name for each in folder.iterdir() if each.is_socket()} == {"http", "control"}
