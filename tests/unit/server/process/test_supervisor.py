@@ -16,7 +16,7 @@ from tensorwasm.server.process import server_process
 from tensorwasm.server.process.address import ListenAddress
 from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import Place
-from tensorwasm.server.process.record import NAME, request_reload
+from tensorwasm.server.process.record import request_reload
 from tensorwasm.server.process.server_process import Template, adopting_orphans, bury_orphans
 from tensorwasm.server.process.supervisor import Supervisor
 
@@ -369,16 +369,17 @@ def test_nothing_is_left_of_a_supervisor_that_is_killed_and_its_servers_leave(st
 
 
 def test_a_second_server_does_not_get_the_data_folder(start, tmp_path):
-    until((start(1).folder / "data" / NAME).exists)
+    running = start(1)
+    until(lambda: running.said("began alone -1"))  # it has locked the folder before
     with pytest.raises(InvalidArgs, match="another server has the data folder"):
         Supervisor(ANYWHERE, {}, folder=tmp_path / "data").run()
 
 
-def test_a_folder_that_cannot_be_written_only_keeps_reload_from_finding_it(monkeypatch, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(server_process, "PROGRAM", pretending("report(); os._exit(0)"))
-    assert Supervisor(ANYWHERE, os.environ, folder=tmp_path / "file" / "data").run() == 0
-    assert "will not find this server" in capsys.readouterr().err
+def test_a_folder_that_cannot_be_written_only_keeps_reload_from_finding_it(start, tmp_path):
+    (tmp_path / "data").touch()
+    running = start(1, "report(); os._exit(0)")
+    assert running.process.wait(20) == 0
+    assert "will not find this server" in running.output.read_text()
 
 
 def test_options_survive_json_and_contain_no_secrets():
