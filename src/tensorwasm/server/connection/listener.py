@@ -186,9 +186,8 @@ class Listener:
         if self.tls is not None:
             options = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": STALL_S, "ssl": self.tls.context}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, link, **options)
-        except OSError:  # an `ssl.SSLError` is one, too: the client is told by TLS itself
-            pass
+            with suppress(OSError):  # an `ssl.SSLError` is one, too: the client is told by TLS itself
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, link, **options)
         finally:
             self._handshakes.pop(connection, None)
 
