@@ -64,6 +64,7 @@ class ServerProcess:
 
     def look(self) -> None:
         """Read its reports, and whether it has ended."""
+        known = self.pid is not None
         self._wait(os.WNOHANG)  # first: then all its reports are in the pipe
         while self.reports is not None:
             try:
@@ -76,6 +77,8 @@ class ServerProcess:
                 if self.pid is None:  # its template died before it was forked, or could not fork
                     self.code = 1
             self._take(found)
+        if not known and self.pid is not None:
+            self.look()  # the signal of its end may have come before its number
 
     def _take(self, found: bytes) -> None:
         if self.pid is None:

@@ -17,7 +17,7 @@ from tensorwasm.server.process.address import ListenAddress
 from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import Place
 from tensorwasm.server.process.record import request_reload
-from tensorwasm.server.process.server_process import Template, adopting_orphans, bury_orphans
+from tensorwasm.server.process.server_process import ServerProcess, Template, adopting_orphans, bury_orphans
 from tensorwasm.server.process.supervisor import Supervisor
 
 ANYWHERE = ListenAddress("127.0.0.1", 0)
@@ -248,6 +248,19 @@ os._exit(0 if number == 3 else 9)
 """
     assert run(script, tmp_path) == 0
     assert starts.read_bytes() == b"xxx"
+
+
+def test_a_process_that_ended_before_its_number_was_read_has_ended():
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(9)"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    os.write(write, b"%d\n" % child.pid)
+    os.close(write)
+    process = ServerProcess(read)
+    process.look()  # no signal will ask for another look
+    child.returncode = process.code
+    assert (process.pid, process.code, process.reports) == (child.pid, 9, None)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
