@@ -46,8 +46,7 @@ class FakeWire:
         head.path, head.query = path, query
         head.host = more.pop("host", None) or head.fields.get("host")
         head.websocket = method == "WS"
-        self.client = more.pop("client", "127.0.0.1")
-        self.certificate = more.pop("certificate", "")
+        self.peer = more.pop("client", "127.0.0.1"), more.pop("certificate", "")
         self.broken = more.pop("broken", None)
         assert not more, more
         self.long = chunks is not None

@@ -31,7 +31,7 @@ class Exchange:
         method: of HTTP, or ``WS``.
         path: with percent signs decoded.
         plan: what follows from its head.
-        client: the peer's address, without a port.
+        client, certificate: the peer, as `WireRequest.peer` says.
         request_id: the client's own name for it, else a UUID.
         trace_id: 32 hex digits, or empty.
         route: which it is; None until that is known, and where there is none.
@@ -50,6 +50,7 @@ class Exchange:
         "audit",
         "began_ns",
         "body",
+        "certificate",
         "client",
         "error",
         "headers",
@@ -79,7 +80,7 @@ class Exchange:
         self.method: str = WEBSOCKET if head.websocket else head.method
         self.path: str = head.path
         self.plan: HeadPlan = head.plan
-        self.client: str = wire.client
+        self.client, self.certificate = wire.peer
         self.request_id = ""
         self.trace_id = ""
         self.route: Route | None = None

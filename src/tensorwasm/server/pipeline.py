@@ -393,6 +393,6 @@ class Pipeline:
                 outcome_of(status, None if error is None else error.kind),
                 seconds * 1e3,
                 exchange.client,
-                exchange.wire.certificate or self._origins.certificate(exchange.client, exchange.headers),
+                exchange.certificate or self._origins.certificate(exchange.client, exchange.headers),
             )
         )

@@ -197,7 +197,8 @@ def _head(wire: WireRequest, framing: str) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in fields]
     if "host" not in head.fields:
         lines.append("host: \r\n")
-    peer = f"{RELAYED_CLIENT}: {wire.client}\r\n{RELAYED_CERTIFICATE}: {quote(wire.certificate)}\r\n"
+    client, certificate = wire.peer
+    peer = f"{RELAYED_CLIENT}: {client}\r\n{RELAYED_CERTIFICATE}: {quote(certificate)}\r\n"
     return f"{method} {target} HTTP/1.1\r\n{''.join(lines)}{peer}{framing}\r\n".encode("latin-1")
 
 

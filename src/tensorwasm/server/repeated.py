@@ -34,8 +34,6 @@ GoOn = Callable[[Exchange, Admitted, Begun | None], object]
 
 _JSON: Final = "content-type: application/json\r\n"
 _TOO_MANY: Final = RateLimited.http_status
-_DETACHED: Final = Reply()
-"""Stands for a call that answers its request by itself."""
 _REFUSED: Final = (_TOO_MANY, RateLimited.kind)
 _TOO_MANY_BODY: Final = error_body(RateLimited("too many requests"))
 
@@ -93,26 +91,23 @@ class RepeatedCalls:
             wire.answer_written(_TOO_MANY, lines.encode("ascii"), _TOO_MANY_BODY, len(_TOO_MANY_BODY))
             self._record(asked, _REFUSED, {})
             return True
+        begun: Begun | None = None
+        audit: dict[str, str] = {}
         call = plan.calls.get(wire.whole()) if plan.calls else None
-        begun, audit = self._begin(call, asked) if call is not None else (None, {})
-        if begun is not _DETACHED:
-            self.finish(asked, begun, audit)
+        if call is not None:
+            try:
+                admitted.require_request()
+                audit = call.audit
+                started = call.begin_detached(self._service, admitted)
+                if isinstance(started, DeviceCall):
+                    DetachedCall(self, asked, call, started)
+                    return True
+                begun = started
+            except Exception as error:  # noqa: BLE001 - the pipeline answers it
+                begun = error
+        self.finish(asked, begun, audit)
         del begun  # an error leads here by the frames that it came through
         return True
-
-    def _begin(self, call: PreparedCall, asked: Asked) -> tuple[Begun | None, dict[str, str]]:
-        """Begin a call; return what became of it, and the fields of its audit record."""
-        audit: dict[str, str] = {}
-        try:
-            asked.admitted.require_request()
-            audit = call.audit
-            begun = call.begin_detached(self._service, asked.admitted)
-            if isinstance(begun, DeviceCall):
-                DetachedCall(self, asked, call, begun)
-                begun = _DETACHED
-        except Exception as error:  # noqa: BLE001 - the pipeline answers it
-            return error, audit
-        return begun, audit
 
     def finish(self, asked: Asked, begun: Begun | None, audit: dict[str, str], *, left: bool = False) -> None:
         """Answer a request with what became of its call, or have the pipeline do it."""
@@ -132,7 +127,7 @@ class RepeatedCalls:
         """Count a request after its reply, and write its audit record."""
         seconds = (time.perf_counter_ns() - asked.began_ns) * 1e-9
         asked.counts.end(outcome[0], seconds)
-        route, wire = asked.route, asked.wire
+        route, (client, certificate) = asked.route, asked.wire.peer
         self._audit.append(
             AuditRecord(
                 time.time_ns() // 1_000_000,
@@ -142,8 +137,8 @@ class RepeatedCalls:
                 {"tenant_id": asked.admitted.tenant, **audit},
                 outcome_of(*outcome),
                 seconds * 1e3,
-                wire.client,
-                wire.certificate or None,
+                client,
+                certificate or None,
             )
         )
 

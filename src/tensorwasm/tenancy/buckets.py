@@ -292,28 +292,27 @@ class RateLimiter:
             return cls(buckets)
         return cls(buckets, _BACKSTOP_QPS if qps is None else qps, _BACKSTOP_BURST if burst is None else burst)
 
-    def take(self, token_id: str, tenant: int, qps: float, burst: float, now_ns: int) -> float:
-        """Count one request against both limits, or against neither, and return 0.0 or the seconds to wait.
+    def count(
+        self, token_id: str, tenant: int, qps: float, burst: float, now_ns: int
+    ) -> tuple[float, tuple[LimitState, ...]]:
+        """Count one request against both limits, or against neither.
 
         ``qps`` and ``burst`` are the tenant's; they and ``now_ns`` are as in `Buckets.take`.
-        """
-        if not self.backstop_burst:
-            return self.buckets.take((token_id, tenant), qps, burst, now_ns)
-        wait_s = self.buckets.take(token_id, self.backstop_qps, self.backstop_burst, now_ns)
-        if wait_s:
-            return wait_s
-        wait_s = self.buckets.take((token_id, tenant), qps, burst, now_ns)
-        if wait_s:
-            self.buckets.give_back(token_id)
-        return wait_s
 
-    def standing(self, token_id: str, tenant: int, qps: float, burst: float) -> tuple[LimitState, ...]:
-        """Return the state of each limit of a token, after `take` with the same arguments."""
-        own: LimitState = ("tenant", qps, burst, self.buckets.left((token_id, tenant)))
+        Returns:
+            0.0 or the seconds to wait, and the state of each limit then.
+        """
+        buckets, key = self.buckets, (token_id, tenant)
         if not self.backstop_burst:
-            return (own,) if burst > 0 else ()
-        whole: LimitState = ("token", self.backstop_qps, self.backstop_burst, self.buckets.left(token_id))
-        return (whole, own) if burst > 0 else (whole,)
+            wait_s = buckets.take(key, qps, burst, now_ns)
+            return wait_s, (("tenant", qps, burst, buckets.left(key)),) if burst > 0 else ()
+        wait_s = buckets.take(token_id, self.backstop_qps, self.backstop_burst, now_ns)
+        if not wait_s:
+            wait_s = buckets.take(key, qps, burst, now_ns)
+            if wait_s:
+                buckets.give_back(token_id)
+        whole: LimitState = ("token", self.backstop_qps, self.backstop_burst, buckets.left(token_id))
+        return wait_s, (whole, ("tenant", qps, burst, buckets.left(key))) if burst > 0 else (whole,)
 
 
 def retry_after_s(wait_s: float) -> int:

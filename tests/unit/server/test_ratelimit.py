@@ -17,8 +17,8 @@ def test_the_ratelimit_field_states_how_many_more_are_admitted_and_when(own, who
     limiter, now_ns = RateLimiter(Buckets(), *(whole or (0, 0))), 0
     for pause_ns in pauses_ns:
         now_ns += pause_ns
-        limiter.take("token", 7, *own, now_ns)
-    fields = dict(limit_fields(limiter.standing("token", 7, *own)))
+        _, standing = limiter.count("token", 7, *own, now_ns)
+    fields = dict(limit_fields(standing))
     said = re.findall(r'"(token|tenant)";r=(\d+);t=(\d+)', fields["ratelimit"])
     assert [name for name, _, _ in said] == (["token", "tenant"] if whole else ["tenant"])
     quotas = {"tenant": own, "token": whole}
@@ -30,17 +30,15 @@ def test_the_ratelimit_field_states_how_many_more_are_admitted_and_when(own, who
         assert 0 <= int(left) <= burst
         assert int(wait) <= int(window)
     for _ in range(min(int(left) for _, left, _ in said)):
-        assert not limiter.take("token", 7, *own, now_ns)
+        assert not limiter.count("token", 7, *own, now_ns)[0]
     back_ns = now_ns + max(int(window) for window in re.findall(r";w=(\d+)", fields["ratelimit-policy"])) * 10**9
     for _ in range(min(quota for _, quota in (own, whole or own))):
-        assert not limiter.take("token", 7, *own, back_ns)
+        assert not limiter.count("token", 7, *own, back_ns)[0]
 
 
 def test_the_fields_of_limits_that_never_refill_and_of_no_limits():
-    assert limit_fields(RateLimiter(Buckets()).standing("token", 7, 0, 0)) == ()
-    limiter = RateLimiter(Buckets())
-    limiter.take("token", 7, 0, 3, 0)
-    assert limit_fields(limiter.standing("token", 7, 0, 3)) == (
+    assert RateLimiter(Buckets()).count("token", 7, 0, 0, 0) == (0.0, ())
+    assert limit_fields(RateLimiter(Buckets()).count("token", 7, 0, 3, 0)[1]) == (
         ("ratelimit-policy", '"tenant";q=3'),
         ("ratelimit", '"tenant";r=2'),
     )

@@ -95,10 +95,10 @@ def test_retry_after_is_whole_seconds_and_at_least_one(wait_s, said):
 
 def test_a_request_refused_by_one_limit_is_not_counted_by_the_other():
     limiter = RateLimiter(Buckets(), 0, 5)
-    assert limiter.take("token", 1, 0, 2, 0) == limiter.take("token", 1, 0, 2, 0) == 0.0
-    assert limiter.take("token", 1, 0, 2, 0) == math.inf  # the tenant's
-    assert [limiter.take("token", 2, 0, 99, 0) for _ in range(4)] == [0.0, 0.0, 0.0, math.inf]  # the token's
-    assert limiter.take("other", 2, 0, 99, 0) == 0.0
+    assert limiter.count("token", 1, 0, 2, 0)[0] == limiter.count("token", 1, 0, 2, 0)[0] == 0.0
+    assert limiter.count("token", 1, 0, 2, 0)[0] == math.inf  # the tenant's
+    assert [limiter.count("token", 2, 0, 99, 0)[0] for _ in range(4)] == [0.0, 0.0, 0.0, math.inf]  # the token's
+    assert limiter.count("other", 2, 0, 99, 0)[0] == 0.0
 
 
 @pytest.mark.parametrize(

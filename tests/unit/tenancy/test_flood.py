@@ -31,7 +31,7 @@ async def _serve(slots, rates, caps, seed):
 
     async def request(tenant):
         came_s = loop.time()
-        if limiter.take("token", tenant, *caps[tenant], round(came_s * 1e9)):
+        if limiter.count("token", tenant, *caps[tenant], round(came_s * 1e9))[0]:
             refused[tenant] += 1
             return
         try:

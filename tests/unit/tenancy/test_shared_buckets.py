@@ -196,8 +196,8 @@ def test_a_limiter_with_a_table_counts_for_all_processes():
     settings = ServiceSettings.from_environment(environment)
     with tables(2) as (_, views):
         one, other = (RateLimiter.from_settings(settings, view) for view in views)
-        assert one.take("token", 1, 0, 2, 0) == other.take("token", 1, 0, 2, 0) == 0.0
-        assert one.take("token", 1, 0, 2, 0) == math.inf  # the tenant's, and the token's is given back
-        assert other.take("token", 2, 0, 2, 0) == 0.0
-        assert one.take("token", 2, 0, 2, 0) == 1.0  # the token's
-        assert one.standing("token", 2, 0, 2) == (("token", 1, 3, 0.0), ("tenant", 0, 2, 0.0))
+        assert one.count("token", 1, 0, 2, 0)[0] == other.count("token", 1, 0, 2, 0)[0] == 0.0
+        assert one.count("token", 1, 0, 2, 0)[0] == math.inf  # the tenant's, and the token's is given back
+        assert other.count("token", 2, 0, 2, 0)[0] == 0.0
+        standing = ("token", 1, 3, 0.0), ("tenant", 0, 2, 0.0)
+        assert one.count("token", 2, 0, 2, 0) == (1.0, standing)  # the token's

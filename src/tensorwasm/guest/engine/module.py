@@ -54,7 +54,7 @@ class CallPlan:
     ``unpack(frame, CELLS)`` reads the results' bits, and ``read(frame, CELLS)`` the results.
     """
 
-    __slots__ = ("_pack_signed", "cell_count", "frame_type", "pack", "params", "read", "results", "unpack")
+    __slots__ = ("_pack_signed", "_plain", "cell_count", "frame_type", "pack", "params", "read", "results", "unpack")
 
     CELLS: ClassVar[int] = capi.SIZES["wasmtime_extern_t"]
 
@@ -66,14 +66,18 @@ class CallPlan:
         self.unpack = struct.Struct("<" + "Q8x" * len(self.results)).unpack_from
         self.read: Reader = _integers(self.results, "unpack_from") or self._decode
         self._pack_signed = _integers(self.params, "pack_into")
+        self._plain: Sequence[object] | None = None  # arguments of the last call that were found to be `PLAIN`
 
     def write(self, frame: ctypes.Array[ctypes.c_char], offset: int, args: Sequence[object]) -> None:
         """Store arguments as `tensorwasm.guest.engine.codec.encode` takes them; it raises if they do not fit."""
-        if self._pack_signed is None or not PLAIN.issuperset(map(type, args)):
-            self.pack(frame, offset, *codec.encode(self.params, args))
-            return
+        pack = self._pack_signed
+        if args is not self._plain or pack is None:
+            if pack is None or not PLAIN.issuperset(map(type, args)):
+                self.pack(frame, offset, *codec.encode(self.params, args))
+                return
+            self._plain = args if type(args) is tuple else None
         try:
-            self._pack_signed(frame, offset, *args)
+            pack(frame, offset, *args)
         except struct.error:  # the unsigned way to write a number, or a mistake
             self.pack(frame, offset, *codec.encode(self.params, args))
 

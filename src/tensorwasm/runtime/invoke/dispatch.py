@@ -310,7 +310,9 @@ class Dispatcher:
         module = self._module
         if module.long or not module.pure:
             return None
-        plan = self.plan(export, NO_GRANTS, tenant, None)
+        plan = self.plans.get((export, False, False, tenant, None))
+        if plan is None or plan.settings is not settings.current():
+            plan = self.plan(export, NO_GRANTS, tenant, None)
         return slice_budget().run_one_shot(module, plan, args) if plan is not None else None
 
     def is_prepared(self, granted: Grants, memory: MemoryKind | None) -> bool:

@@ -127,12 +127,12 @@ class HttpConnection(GatheringWriter):
         parser = self._parser
         idle = self._current is None and not self._requests and not self.stalled
         alone = idle and parser.between and not parser.ended
-        found = self.known.find(data) if alone else None
-        if found is not None:
-            self._begin_known(*found)
-            return
+        known = self.known.find(data, self) if alone else None
         if self._output is None:
             self._output = []
+        if known is not None:
+            self._begin_known(known)
+            return
         try:
             self._feed(data)
             if alone and len(self._requests) == 1:
@@ -153,17 +153,16 @@ class HttpConnection(GatheringWriter):
         self.wake()
         self._advance()
 
-    def _begin_known(self, head: RequestHead, body: bytes) -> None:
+    def _begin_known(self, request: WireRequest) -> None:
         """Begin with a request whose head need not be parsed: one with the same bytes was, between two messages too."""
-        self._current = request = WireRequest(self, head, body)
-        self._listener.heads.end(self)
-        if self._output is None:
-            self._output = []
+        self._current, listener = request, self._listener
         try:
-            self._listener.begin(request)
+            listener.begin(request)
         finally:
+            if self._current is not None:
+                listener.heads.end(self)
             if self._output:
-                self._listener.gather(self)
+                listener.gather(self)
             else:
                 self._output = None
 
@@ -304,6 +303,7 @@ class HttpConnection(GatheringWriter):
             self._requests.clear()
             self._unparsed = b""
             self.keeping = False
+            self._listener.heads.end(self)
             if request.ended and self._reading and not unread:
                 self.close()
             else:
@@ -314,8 +314,10 @@ class HttpConnection(GatheringWriter):
         if self._requests or self._unparsed:
             self._advance()
             return
-        self._listener.heads.begin(self)
-        if not self._advancing and not self._turning and self._current is None:
+        self._listener.heads.begin_anew(self)
+        if self._advancing or self._turning or self._current is not None:
+            return
+        if self._parser.ended or self._half_closed:
             self._rest()
 
     def end_early(self) -> None:

@@ -87,20 +87,8 @@ class RequestFields:
 _STATUS: Final = {each.value: b"HTTP/1.1 %d %b\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus}
 
 
-class _Clock:
-    """The field Date, made once a second."""
-
-    def __init__(self) -> None:
-        self._at_s, self._field = 0, b""
-
-    def field(self) -> bytes:
-        now_s = int(time.time())
-        if now_s != self._at_s:
-            self._at_s, self._field = now_s, f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
-        return self._field
-
-
-_clock: Final = _Clock()
+_dates: Final = [(0, b"")]
+"""The field Date, made once a second, and its second."""
 
 
 def write_fields(fields: Fields) -> bytes:
@@ -111,6 +99,11 @@ def write_fields(fields: Fields) -> bytes:
     return lines.encode("ascii")
 
 
-def write_head(status: int, lines: bytes, own: bytes) -> bytes:
-    """Return the head of an answer, with Date; lines are its fields', and ``own`` the connection's own."""
-    return b"%b%b%b%b\r\n" % (_STATUS[status], _clock.field(), lines, own)
+def write_head(status: int, lines: bytes, own: bytes, body: bytes = b"") -> bytes:
+    """Return the head of an answer, with Date, and its body; lines are its fields', and ``own`` the connection's."""
+    now_s = int(time.time())
+    at_s, date = _dates[0]
+    if now_s != at_s:
+        date = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode("ascii")
+        _dates[0] = now_s, date
+    return b"%b%b%b%b\r\n%b" % (_STATUS[status], date, lines, own, body)

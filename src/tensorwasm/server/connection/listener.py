@@ -65,6 +65,11 @@ class WaitingConnections:
             since[connection] = self._clock()
         return True
 
+    def begin_anew(self, connection: HttpConnection) -> None:
+        """Let one wait from now on, which may wait already."""
+        self._since[connection] = self._clock()
+        self._since.move_to_end(connection)
+
     def end(self, connection: HttpConnection) -> None:
         """Note that it waits no longer, if it did."""
         self._since.pop(connection, None)
@@ -123,6 +128,7 @@ class Listener:
         self.known = KnownHeads()
         self._connections: set[HttpConnection] = set()
         self._gathered: list[HttpConnection] = []
+        self._sends_soon = False
         self.heads = WaitingConnections(HEAD_S, HttpConnection.close)
         self.bodies = WaitingConnections(body_timeout_s, HttpConnection.time_out)
         self.stalled = WaitingConnections(STALL_S, HttpConnection.end_early)
@@ -251,11 +257,16 @@ class Listener:
         gathered = self._gathered
         gathered.append(connection)
         if len(gathered) >= MOST_GATHERED:
-            self._release()
-        elif len(gathered) == 1:
-            asyncio.get_running_loop().call_soon(self._release)
+            self._send_gathered()
+        elif not self._sends_soon:
+            self._sends_soon = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
-    def _release(self) -> None:
+    def _end_turn(self) -> None:
+        self._sends_soon = False
+        self._send_gathered()
+
+    def _send_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
         for connection in gathered:
             connection.release()

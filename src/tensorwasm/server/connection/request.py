@@ -32,6 +32,7 @@ MOST_KNOWN: Final = 1024
 """Heads that are kept so that they need not be parsed again, and how long each may be."""
 
 _HEAD_END: Final = b"\r\n\r\n"
+_END_BYTES: Final = len(_HEAD_END)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _KEEP_1_0: Final = b"connection: keep-alive\r\n"
@@ -194,18 +195,13 @@ class WireRequest:
     # ---------------------------------------------------------------------------------------------- the client
 
     @property
-    def client(self) -> str:
-        """The peer's address without its port; empty on a Unix socket."""
-        if self._connection.relayed:
-            return self.head.fields.get(RELAYED_CLIENT, "")
-        return self._connection.client
-
-    @property
-    def certificate(self) -> str:
-        """Whom the certificate that the client has shown names; empty without one."""
-        if self._connection.relayed:
-            return unquote(self.head.fields.get(RELAYED_CERTIFICATE, ""))
-        return self._connection.certificate
+    def peer(self) -> tuple[str, str]:
+        """The client's address without its port, empty on a Unix socket; and whom its certificate names, if any."""
+        connection = self._connection
+        if connection.relayed:
+            fields = self.head.fields
+            return fields.get(RELAYED_CLIENT, ""), unquote(fields.get(RELAYED_CERTIFICATE, ""))
+        return connection.client, connection.certificate
 
     @property
     def left(self) -> bool:
@@ -251,12 +247,12 @@ class WireRequest:
     def answer_written(self, status: int, lines: bytes, body: bytes, length: int) -> None:
         """Do the same with fields that are written already, as `write_fields` does."""
         counted = b"" if status in _NO_LENGTH else b"content-length: %d\r\n" % length
-        head = write_head(status, lines, counted + self._persistence())
-        self._answered = True
+        answer = write_head(status, lines, counted + self._persistence(), body)
+        self._answered, connection = True, self._connection
         if self.seen and status < _REFUSED and self.keeps:
-            self._connection.known.add(self.seen, self.head)
-        self._connection.write(head + body)
-        self._connection.finish(self)
+            connection.known.add(self.seen, self.head)
+        connection.write(answer)
+        connection.finish(self)
 
     def abandon(self) -> None:
         """End the connection, unless it was answered on."""
@@ -265,11 +261,10 @@ class WireRequest:
 
     def _persistence(self) -> bytes:
         """Return the field that says whether the connection stays open, if that must be said."""
-        if not self.ended or not self._connection.keeping:
-            self.keeps = False
-        if not self.keeps:
-            return _CLOSE
-        return b"" if self.head.version == "1.1" else _KEEP_1_0
+        if self.keeps and self.ended and self._connection.keeping:
+            return b"" if self.head.version == "1.1" else _KEEP_1_0
+        self.keeps = False
+        return _CLOSE
 
     def begin_body(self, status: int, fields: Fields, length: int | None = None) -> AnswerWriter:
         """Begin an answer in pieces, of which its length is known or not. Once. Raises as `answer`."""
@@ -300,16 +295,18 @@ class KnownHeads:
         """Know none."""
         self._heads: dict[bytes, RequestHead] = {}
 
-    def find(self, data: bytes) -> tuple[RequestHead, bytes] | None:
-        """Return the head and the body of the request that data is; None if it must be parsed."""
-        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
+    def find(self, data: bytes, connection: HttpConnection) -> WireRequest | None:
+        """Return the request of a connection that data is; None if it must be parsed."""
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + _END_BYTES
         head = self._heads.get(data[:end])
-        return (head, data[end:]) if head is not None and head.body_bytes == len(data) - end else None
+        if head is None or head.body_bytes != len(data) - end:
+            return None
+        return WireRequest(connection, head, data[end:])
 
     def note(self, request: WireRequest, data: bytes) -> None:
         """Note in a request what its head's bytes are, if data is nothing but that request."""
-        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
-        whole = end >= len(_HEAD_END) and request.head.body_bytes == len(data) - end
+        end = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + _END_BYTES
+        whole = end >= _END_BYTES and request.head.body_bytes == len(data) - end
         if whole and request.ended and request.keeps and not request.continues:
             request.seen = data[:end]
 

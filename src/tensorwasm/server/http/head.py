@@ -12,7 +12,7 @@ import ipaddress
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -176,12 +176,19 @@ def find_route(head: RequestHead, table: RouteTable, origins: Origins) -> tuple[
 def request_ids() -> Callable[[], str]:
     """Return a generator function of UUIDs: 74 random bits fixed per generator, and a counter.
 
-    They are unique but not secret. A request has no time for the system's random bytes.
+    They are unique but not secret. A request has no time for the system's random bytes, nor to format twelve digits.
     """
     start = secrets.token_hex(10)
     prefix = f"{start[:8]}-{start[8:12]}-4{start[12:15]}-{secrets.choice('89ab')}{start[15:18]}-"
-    numbers = count(secrets.randbits(40))
-    return lambda: f"{prefix}{next(numbers) & 0xFFFFFFFFFFFF:012x}"
+    lasts = [f"{last:03x}" for last in range(1 << 12)]
+
+    def generate() -> Iterator[str]:
+        for high in count(secrets.randbits(28)):
+            first = f"{prefix}{high & 0xFFFFFFFFF:09x}"
+            for last in lasts:
+                yield first + last
+
+    return generate().__next__
 
 
 def own_request_id(given: str | None) -> str:

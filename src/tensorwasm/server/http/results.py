@@ -29,6 +29,8 @@ LONG_BYTES: Final = 128 << 10
 PIECE_BYTES: Final = 96 << 10
 """Bytes encoded at a time; a multiple of three, so that base64 continues without padding."""
 
+_NO_RESULTS: Final = '"ok"'
+
 ENDING_BYTES: Final = 64 << 10
 """Most bytes of standard output in an error's reply, and as many of standard error."""
 
@@ -62,11 +64,7 @@ def require_success(outcome: Invocation) -> Invocation:
 
 def encode_result(outcome: Invocation) -> bytes:
     """Return the results as JSON, with every digit; ``"ok"`` for an export without results."""
-    return _results(outcome).encode()
-
-
-def _results(outcome: Invocation) -> str:
-    return outcome.to_json() if outcome.result_types else '"ok"'
+    return (outcome.to_json() if outcome.result_types else _NO_RESULTS).encode()
 
 
 def output_of(written: bytes) -> Output:
@@ -107,7 +105,7 @@ def _head(field: str, called: str, outcome: Invocation) -> str:
         timeline.end_guest(outcome.elapsed_s)
     if outcome.exit_code:
         require_success(outcome)  # raises
-    head = f'{{"{field}":"{called}","result":{_results(outcome)}'
+    head = f'{{"{field}":"{called}","result":{outcome.to_json() if outcome.result_types else _NO_RESULTS}'
     if outcome.stdout_truncated or outcome.stderr_truncated:
         head += "".join(f',"{name}_truncated":true' for name in outcome.truncated)
     return head

@@ -63,21 +63,20 @@ class PreparedInvocation:
 
     def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
         """Call the function; at once if it is loaded and ends at once."""
-        return self._begin(service, admitted, service.functions.find(admitted.tenant, self._reference))
+        resolved = service.functions.find(admitted.tenant, self._reference)
+        return self._begin(service, admitted, resolved) if resolved is not None else self._resolve(service, admitted)
 
     def begin_detached(self, service: CallService, admitted: Admitted) -> DetachedBegun:
         """Do the same; a call of a function with a device needs no task, if there is nothing to wait for."""
         resolved = service.functions.find(admitted.tenant, self._reference)
-        started = None
-        if resolved is not None and resolved.cuda:
-            started = service.invocations.start(admitted, resolved, self._call)
+        if resolved is None:
+            return self._resolve(service, admitted)
+        started = service.invocations.start(admitted, resolved, self._call) if resolved.cuda else None
         return self._begin(service, admitted, resolved) if started is None else started
 
     def _begin(
-        self, service: CallService, admitted: Admitted, resolved: Resolved | None
+        self, service: CallService, admitted: Admitted, resolved: Resolved
     ) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
-        if resolved is None:
-            return self._resolve(service, admitted)
         outcome = service.invocations.begin(admitted, resolved, self._call)
         if isinstance(outcome, Invocation):
             return immediate_reply("function_id", resolved.record.id, outcome)
@@ -91,10 +90,8 @@ class PreparedInvocation:
 
     async def _resolve(self, service: CallService, admitted: Admitted) -> Reply | StreamedReply:
         resolved = await service.invocations.resolve(admitted, self._reference, self._call.deadline)
-        outcome = service.invocations.begin(admitted, resolved, self._call)
-        if isinstance(outcome, Invocation):
-            return immediate_reply("function_id", resolved.record.id, outcome)
-        return await _finish(resolved.record.id, outcome)
+        begun = self._begin(service, admitted, resolved)
+        return begun if isinstance(begun, Reply) else await begun
 
 
 def prepare_invoke(params: Mapping[str, str], body: Invoke) -> PreparedInvocation | None:

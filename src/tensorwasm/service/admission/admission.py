@@ -171,8 +171,7 @@ class Admission:
         burst = 0 if qps is None else quotas.get("burst", qps)
         if qps == 0 and "burst" not in quotas:
             return (), RateLimited("too many requests", retry_after_s(math.inf))  # no burst, and no refill
-        wait_s = self._limiter.take(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
-        standing = self._limiter.standing(principal.id, tenant, qps or 0, burst)
+        wait_s, standing = self._limiter.count(principal.id, tenant, qps or 0, burst, time.monotonic_ns())
         return standing, RateLimited("too many requests", retry_after_s(wait_s)) if wait_s else None
 
     def admit_tenant(self, tenant: int) -> Admitted:

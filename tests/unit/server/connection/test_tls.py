@@ -28,7 +28,7 @@ MOST = 3
 
 
 def serve_hello(wire):
-    wire.answer(200, [("x-certificate", wire.certificate)], b"hello")
+    wire.answer(200, [("x-certificate", wire.peer[1])], b"hello")
 
 
 def run(tmp_path, authority, story, *, counts=False, **files):

@@ -352,7 +352,7 @@ def test_compiled_code_is_loaded_by_the_template_behind_the_first_front(start):
 def test_a_reload_replaces_all(start, workers):
     running, told = start(workers), []
     role, processes = ("alone", 2) if workers == 1 else ("primary", 5)
-    until(lambda: len(running.children()) == processes)
+    until(lambda: running.output.read_text().count("began") == processes - 1)  # from then on they handle signals
     before = running.children()
     request_reload(running.folder / "data", told.append)
     assert told
