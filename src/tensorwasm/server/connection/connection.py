@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tensorwasm.errors import InvalidRequest, RequestTimeout, TensorWasmError
 from tensorwasm.server.connection.fields import write_head
 from tensorwasm.server.connection.parser import BODY_PIECE_BYTES, MAX_HEAD_BYTES, PIECE_BYTES, RequestParser
-from tensorwasm.server.connection.request import RequestHead, WireRequest, broken_off
+from tensorwasm.server.connection.request import WireRequest, broken_off
 from tensorwasm.server.connection.tls import subject_of
 from tensorwasm.server.connection.writing import GatheringWriter
 
