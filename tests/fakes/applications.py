@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from fakes.services import opened
 from tensorwasm.server.application import Application
 from tensorwasm.server.routes import ALL
 from tensorwasm.telemetry.metrics import Metrics
+from tensorwasm.tenancy.audit import AuditRecord
 
 ALPHA = "alpha-token-0000000000"
 BETA = "beta-token-00000000000"
 ANY = "any-token-000000000000"
 TOKENS = f"{ALPHA}:tenant=7,{BETA}:tenant=8,{ANY}:tenant=*"
+
+
+def read_record(record):
+    """Return an audit record as a struct, which may be encoded already."""
+    if not isinstance(record, bytes):
+        return record
+    fields = msgspec.json.decode(record)
+    raw = {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in ("actor", "outcome")}
+    return AuditRecord(**fields | raw)
 
 
 def bearer(token, tenant=None):

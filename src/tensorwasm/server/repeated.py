@@ -23,7 +23,7 @@ from tensorwasm.service.admission.admission import Admitted
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.invocations.device_call import DeviceCall, Outcome
 from tensorwasm.telemetry.metrics import RouteCounts
-from tensorwasm.tenancy.audit import AuditRecord, actor_of, outcome_of
+from tensorwasm.tenancy.audit import AuditRecord, RecordFrame, actor_of, outcome_of
 from tensorwasm.tenancy.buckets import LimitState
 from tensorwasm.tenancy.principal import Principal
 
@@ -89,15 +89,15 @@ class RepeatedCalls:
             counts.in_flight += 1
             lines = f"{lines}retry-after: {refusal.retry_after_s}\r\n"
             wire.answer_written(_TOO_MANY, lines.encode("ascii"), _TOO_MANY_BODY, len(_TOO_MANY_BODY))
-            self._record(asked, _REFUSED, {})
+            self._record(asked, _REFUSED, None)
             return True
         begun: Begun | None = None
-        audit: dict[str, str] = {}
+        called: PreparedCall | None = None
         call = plan.calls.get(wire.whole()) if plan.calls else None
         if call is not None:
             try:
                 admitted.require_request()
-                audit = call.audit
+                called = call
                 started = call.begin_detached(self._service, admitted)
                 if isinstance(started, DeviceCall):
                     DetachedCall(self, asked, call, started)
@@ -105,42 +105,41 @@ class RepeatedCalls:
                 begun = started
             except Exception as error:  # noqa: BLE001 - the pipeline answers it
                 begun = error
-        self.finish(asked, begun, audit)
+        self.finish(asked, begun, called)
         del begun  # an error leads here by the frames that it came through
         return True
 
-    def finish(self, asked: Asked, begun: Begun | None, audit: dict[str, str], *, left: bool = False) -> None:
+    def finish(self, asked: Asked, begun: Begun | None, call: PreparedCall | None, *, left: bool = False) -> None:
         """Answer a request with what became of its call, or have the pipeline do it."""
         if type(begun) is Reply and type(body := begun.body) is bytes and len(body) < GZIP_BYTES:
             asked.counts.in_flight += 1
             status = asked.route.status
             asked.wire.answer_written(status, asked.lines.encode("ascii"), body, len(body))
-            self._record(asked, (status, None), audit)
+            self._record(asked, (status, None), call)
             return
         exchange = Exchange(asked.wire, asked.began_ns)
         exchange.principal, exchange.tenant = asked.principal, asked.admitted.tenant
         exchange.limits = limit_fields(asked.limits)
-        exchange.request_id, exchange.audit, exchange.left = asked.request_id, audit, left
+        exchange.request_id, exchange.left = asked.request_id, left
+        exchange.audit = {} if call is None else call.audit
         self._go_on(exchange, asked.admitted, begun)
 
-    def _record(self, asked: Asked, outcome: tuple[int, str | None], audit: dict[str, str]) -> None:
-        """Count a request after its reply, and write its audit record."""
+    def _record(self, asked: Asked, outcome: tuple[int, str | None], call: PreparedCall | None) -> None:
+        """Count a request after its reply, and write its audit record; without a call it was refused."""
         seconds = (time.perf_counter_ns() - asked.began_ns) * 1e-9
         asked.counts.end(outcome[0], seconds)
-        route, (client, certificate) = asked.route, asked.wire.peer
-        self._audit.append(
-            AuditRecord(
-                time.time_ns() // 1_000_000,
-                asked.request_id,
-                actor_of(asked.principal),
-                route.action or f"{route.method} {route.path}",
-                {"tenant_id": asked.admitted.tenant, **audit},
-                outcome_of(*outcome),
-                seconds * 1e3,
-                client,
-                certificate or None,
-            )
-        )
+        route, principal, tenant = asked.route, asked.principal, asked.admitted.tenant
+        client, certificate = asked.wire.peer
+        now_unix_ms, action = time.time_ns() // 1_000_000, route.action or f"{route.method} {route.path}"
+        if call is None or certificate:
+            actor, resource = actor_of(principal), {"tenant_id": tenant, **(call.audit if call is not None else {})}
+            told = actor, action, resource, outcome_of(*outcome), seconds * 1e3, client, certificate or None
+            self._audit.append(AuditRecord(now_unix_ms, asked.request_id, *told))
+            return
+        frame = call.frame
+        if frame is None or frame.principal is not principal or frame.tenant != tenant:
+            frame = call.frame = RecordFrame(principal, tenant, action, call.audit, outcome[0])
+        self._audit.append(frame.encode(now_unix_ms, asked.request_id, seconds * 1e3, client))
 
 
 class DetachedCall:
@@ -196,6 +195,6 @@ class DetachedCall:
         asked.wire.stay(self._leave)
         self._held.release()
         asked.counts.in_flight -= 1
-        self._calls.finish(asked, begun, self._prepared.audit, left=left)
+        self._calls.finish(asked, begun, self._prepared, left=left)
         if ended is not None and not ended.done():
             ended.set_result(None)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from wasmtime import wat2wasm
 
-from fakes.applications import ANY, bearer, serving
+from fakes.applications import ANY, bearer, read_record, serving
 from fakes.wire import FakeWire
 from tensorwasm.errors import CapacityExhausted, DeviceFault, GuestTrap, QuotaExceeded
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -59,7 +59,7 @@ class Caller:
         self.service, self.pipeline, self.workers, self.path = service, pipeline, workers, path
         self.head = None
         self.records = []
-        service.audit.append = self.records.append
+        service.audit.append = lambda record: self.records.append(read_record(record))
 
     def ask(self):
         headers = {name.lower(): value for name, value in bearer(ANY, TENANT).items()} | {

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from wasmtime import wat2wasm
 
-from fakes.applications import ANY, bearer, serving
+from fakes.applications import ANY, bearer, read_record, serving
 from fakes.wire import FakeWire, ask
 from tensorwasm.runtime.invoke.inline import slice_budget
 from tensorwasm.server.exchange import Exchange
@@ -81,7 +81,7 @@ class Side:
         self._heads = {}
         self.records = []
         self.used = []
-        service.audit.append = self.records.append
+        service.audit.append = lambda record: self.records.append(read_record(record))
         service.invocations._note = lambda *amounts: self.used.append((*amounts[:3], *amounts[4:]))
 
     async def deploy(self, tenant, name="guest"):

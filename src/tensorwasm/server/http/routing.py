@@ -22,6 +22,7 @@ from tensorwasm.service.admission.admission import Admitted, RouteClass
 from tensorwasm.service.call_service import CallService
 from tensorwasm.service.invocations.device_call import DeviceCall
 from tensorwasm.service.opening import Service
+from tensorwasm.tenancy.audit import RecordFrame
 from tensorwasm.tenancy.principal import Principal
 from tensorwasm.values import Deadline
 
@@ -131,13 +132,15 @@ DetachedBegun = Reply | Coroutine[Any, Any, Answer] | DeviceCall
 
 
 class PreparedCall(Protocol):
-    """A call as its path and its body describe it, for any number of requests: it holds nothing that may change.
+    """A call as its path and its body describe it, for any number of requests: nothing of it depends on when it is.
 
     Attributes:
         audit: fields of its audit record.
+        frame: of the records of the client that made it last.
     """
 
     audit: dict[str, str]
+    frame: RecordFrame | None
 
     def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Answer]:
         """Begin the call; the reply, or a coroutine of it, as `Route.handle` returns them."""

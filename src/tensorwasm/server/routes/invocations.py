@@ -43,6 +43,7 @@ from tensorwasm.service.call_service import CallService
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.invocations.device_call import DeviceCall
 from tensorwasm.service.invocations.request import InvocationRequest
+from tensorwasm.tenancy.audit import RecordFrame
 from tensorwasm.values import NEVER, Deadline
 
 CALLED: Final = (
@@ -55,11 +56,12 @@ CALLED: Final = (
 class PreparedInvocation:
     """A `tensorwasm.server.http.routing.PreparedCall` of a function."""
 
-    __slots__ = ("_call", "_reference", "audit")
+    __slots__ = ("_call", "_reference", "audit", "frame")
 
     def __init__(self, reference: str, call: InvocationRequest) -> None:
         self._reference, self._call = reference, call
         self.audit = {"function_id": reference}
+        self.frame: RecordFrame | None = None
 
     def begin(self, service: CallService, admitted: Admitted) -> Reply | Coroutine[Any, Any, Reply | StreamedReply]:
         """Call the function; at once if it is loaded and ends at once."""

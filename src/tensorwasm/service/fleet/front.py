@@ -212,16 +212,17 @@ class ReportedAudit:
 
     def __init__(self, link: PrimaryLink) -> None:
         self._link = link
-        self._queue: deque[AuditRecord] = deque()
+        self._queue: deque[AuditRecord | bytes] = deque()
         self._refusals = Buckets(1)
         self._kept = 0
         self._dropped = self._suppressed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reports: set[asyncio.Task[None]] = set()
 
-    def append(self, record: AuditRecord) -> None:
-        """Append a record without waiting."""
-        if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
+    def append(self, record: AuditRecord | bytes) -> None:
+        """Append a record, encoded or not, without waiting."""
+        anonymous = not isinstance(record, bytes) and record.actor is None
+        if anonymous and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
             self._suppressed += 1
         elif self._kept >= QUEUE_LINES:
             self._dropped += 1

@@ -6,7 +6,7 @@ contain no bodies, results or credentials.
 
 from tensorwasm.tenancy.audit.chain import AuditFinding, AuditVerification, verify
 from tensorwasm.tenancy.audit.log import AuditLog, AuditStatistics, log_path, open_audit
-from tensorwasm.tenancy.audit.records import AuditRecord, actor_of, encode, outcome_of
+from tensorwasm.tenancy.audit.records import AuditRecord, RecordFrame, actor_of, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import log_files
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "AuditRecord",
     "AuditStatistics",
     "AuditVerification",
+    "RecordFrame",
     "actor_of",
     "encode",
     "log_files",

@@ -67,7 +67,7 @@ class LineQueue:
             for _ in range(min(most, len(self.entries))):
                 entry = self.entries.popleft()
                 notices += isinstance(entry, Notice)
-                lines.append(self._chain.link(entry if isinstance(entry, bytes) else encode(entry)))
+                lines.append(self._chain.link(encode(entry)))
         finally:
             if lines:
                 self._made.append(LineChunk(b"".join(lines), len(lines), len(lines) - notices))

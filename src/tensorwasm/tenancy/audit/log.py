@@ -109,11 +109,12 @@ class AuditLog:
         self._thread = threading.Thread(target=self._run, args=(sink,), name="tensor-wasm-audit", daemon=True)
         self._thread.start()
 
-    def append(self, record: AuditRecord) -> None:
-        """Append a record without blocking or raising. For one thread, the event loop's."""
+    def append(self, record: AuditRecord | bytes) -> None:
+        """Append a record, encoded or not, without blocking or raising. For one thread, the event loop's."""
         if self._thread is None:
             return
-        if record.actor is None and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
+        anonymous = not isinstance(record, bytes) and record.actor is None
+        if anonymous and self._refusals.take(None, REFUSED_QPS, REFUSED_BURST, time.monotonic_ns()):
             self._suppressed += 1
             return
         lines = self._lines

@@ -83,8 +83,35 @@ def outcome_of(status_code: int, error_kind: str | None = None) -> msgspec.Raw:
     return msgspec.Raw(_encode(outcome if error_kind is None else outcome | {"error_kind": error_kind}))
 
 
-def encode(record: AuditRecord | Notice) -> bytes:
-    """Return a record as a JSON object, without what the client chose if it is too long or cannot be encoded."""
+class RecordFrame:
+    """The parts that records of one call share, made again and again by one client, encoded once.
+
+    Attributes:
+        principal: the actor.
+        tenant: of the resource.
+    """
+
+    __slots__ = ("_shared", "principal", "tenant")
+
+    def __init__(self, principal: Principal, tenant: int, action: str, resource: dict[str, str], status: int) -> None:
+        """Take what an `AuditRecord` has of a call that succeeds; the resource is without its tenant."""
+        self.principal, self.tenant = principal, tenant
+        shared = {"action": action, "resource": {"tenant_id": tenant, **resource}, "outcome": outcome_of(status)}
+        self._shared = b',"actor":%b,%b,"latency_ms":' % (bytes(actor_of(principal)), _encode(shared)[1:-1])
+
+    def encode(self, ts_unix_ms: int, request_id: str, latency_ms: float, peer_addr: str) -> bytes:
+        """Return the record of a request as `encode` does, in half of the time; the certificate is none."""
+        fields = ts_unix_ms, request_id.encode("ascii"), self._shared, latency_ms, _encode(peer_addr)
+        return b'{"ts_unix_ms":%d,"request_id":"%b"%b%r,"peer_addr":%b,"client_cert_subject":null}' % fields
+
+
+def encode(record: AuditRecord | Notice | bytes) -> bytes:
+    """Return a record as a JSON object, without what the client chose if it is too long or cannot be encoded.
+
+    Bytes are one already.
+    """
+    if isinstance(record, bytes):
+        return record
     try:
         body = _encode(record)
     except (UnicodeError, TypeError, ValueError, OverflowError):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from strategies.audit import RECORDS, tamperings
 from tensorwasm.tenancy.audit import AuditLog, verify
 from tensorwasm.tenancy.audit.chain import GENESIS, MAX_LINE_BYTES, Chain, ChainHead, read_link, unlink
-from tensorwasm.tenancy.audit.records import AuditRecord, encode, outcome_of
+from tensorwasm.tenancy.audit.records import AuditRecord, RecordFrame, actor_of, encode, outcome_of
 from tensorwasm.tenancy.audit.sinks import open_file, write_head
+from tensorwasm.tenancy.principal import Principal
 
 OPENED = b'{"notice":"opened"}'
 
@@ -148,6 +149,20 @@ def test_an_invalid_line_at_the_end_stays_and_is_found(tmp_path):
     AuditLog(path).close()
     assert b"".join(lines) == path.read_bytes()[: len(b"".join(lines))]
     assert not verify(path).ok
+
+
+@given(
+    st.integers(0, 2**62), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:=@+~-]{0,127}", fullmatch=True), st.text(),
+    st.text(), st.floats(0, 1e12), st.text(), st.sampled_from([200, 201]), st.sampled_from([None, {1, 7}]),
+)  # fmt: skip
+def test_a_record_of_a_frame_is_the_record(ts_unix_ms, request_id, action, function, latency_ms, peer, status, tenants):
+    principal = Principal("bearer", "env:1", None if tenants is None else frozenset(tenants))
+    frame = RecordFrame(principal, 7, action, {"function_id": function}, status)
+    resource = {"tenant_id": 7, "function_id": function}
+    told = actor_of(principal), action, resource, outcome_of(status), latency_ms, peer
+    encoded = frame.encode(ts_unix_ms, request_id, latency_ms, peer)
+    assert json.loads(encoded) == json.loads(encode(AuditRecord(ts_unix_ms, request_id, *told)))
+    assert list(json.loads(encoded)) == list(AuditRecord.__struct_fields__)
 
 
 def test_a_record_with_what_cannot_be_encoded_is_written_without_it():
