@@ -265,19 +265,24 @@ class Windows:
                 self._resources.ring.give(slot)
         return self.reach.release()
 
-    def renew(self, *, cleared: bool = False) -> None:
+    def renew(self, cleared: bool) -> None:  # noqa: FBT001 - one caller, between any two guests
         """Clear what of the slot was used, and count the rent anew, for another guest.
 
         Args:
             cleared: whether clearing of the session's window has been started, and of the slot with it.
         """
-        if self._session_window is not None:
-            self.reach.move_out()
-            self._shrink_slot(self._session_window)
+        window = self._session_window
+        if window is not None:
+            if self.reach.direct:
+                self.reach.move_out()
+            if window.has_grown:
+                self._shrink_slot(window)
         self._renew_rent()
-        if self._slot is not None:
-            self._slot.used_bytes = 0 if cleared else max(self._slot.used_bytes, self._sheet.stage_used)
-            self._slot.clear()
+        slot = self._slot
+        if slot is not None:
+            slot.used_bytes = 0 if cleared else max(slot.used_bytes, self._sheet.stage_used)
+            if slot.used_bytes:
+                slot.clear()
             self._sheet.stage_used = 0
 
     def _stage(self, windows: Sequence[HostWindow], memory: Region) -> Placement | None:
@@ -305,7 +310,8 @@ class Windows:
     def _renew_rent(self) -> None:
         """Let nothing be staged any more of memory that was bought, of other memory as much as its kind may."""
         self._counted = 0
-        most_bytes = _WITHOUT_END if self.confined else _RENT_BYTES.get(self.kind, 0)
+        confined = self._session_window is not None and not self.reach.direct
+        most_bytes = _WITHOUT_END if confined else _RENT_BYTES.get(self.kind, 0)
         self._sheet.stage_left = most_bytes if self.reach.region is None else 0
 
     def _count_rent(self, memory: Region) -> int:

@@ -208,6 +208,10 @@ class Account:
         """Whether reservations are accepted."""
         return self._device.open
 
+    def stands(self, max_bytes: int) -> bool:
+        """Return whether reservations are accepted, under that cap on device memory."""
+        return self._device.open and self._device.max_bytes == max_bytes
+
     @property
     def charged(self) -> bool:
         """Whether anything is charged."""

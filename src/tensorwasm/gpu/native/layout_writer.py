@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 from types import SimpleNamespace
-from typing import Final
+from typing import Final, Protocol
 
 from tensorwasm.gpu.device.address_windows import window_mask
 from tensorwasm.gpu.native.layout import (
@@ -47,19 +48,20 @@ _HANDLE: Final = word_offsets(StreamRow)["stream"]
 _RECORDING: Final = word_offsets(StreamRow)["recording"]
 
 
-class _Word:
-    """A field of `SessionLayout`, of the attribute's name, that the session reads or writes as one number."""
+class _Word(Protocol):
+    """A field of `SessionLayout` that the session reads or writes as one number."""
 
-    __slots__ = ("_at",)
+    def __get__(self, writer: SessionLayoutWriter, owner: type) -> int: ...
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._at: int = getattr(_AT, name)
+    def __set__(self, writer: SessionLayoutWriter, value: int) -> None: ...
 
-    def __get__(self, writer: SessionLayoutWriter, owner: type) -> int:
-        return writer.words[self._at]
 
-    def __set__(self, writer: SessionLayoutWriter, value: int) -> None:
-        writer.words[self._at] = value
+def _word(name: str) -> _Word:
+    def write(writer: SessionLayoutWriter, value: int) -> None:
+        writer.words[at] = value
+
+    at: int = getattr(_AT, name)
+    return property(attrgetter(f"_memory.{name}"), write)  # read without Python code, in every guest's call
 
 
 class SessionLayoutWriter:
@@ -78,17 +80,17 @@ class SessionLayoutWriter:
 
     __slots__ = ("_buffers_used", "_first", "_memory", "_used", "layout", "words")
 
-    pending = _Word()
-    most_pending = _Word()
-    placed = _Word()
-    stage_used = _Word()
-    stage_left = _Word()
-    staged = _Word()
-    clearing = _Word()
-    next_kernel = _Word()
-    budget = _Word()
-    loads = _Word()
-    loaded_bytes = _Word()
+    pending = _word("pending")
+    most_pending = _word("most_pending")
+    placed = _word("placed")
+    stage_used = _word("stage_used")
+    stage_left = _word("stage_left")
+    staged = _word("staged")
+    clearing = _word("clearing")
+    next_kernel = _word("next_kernel")
+    budget = _word("budget")
+    loads = _word("loads")
+    loaded_bytes = _word("loaded_bytes")
 
     def __init__(self, layout: SessionLayout | None, driver_at: int = 0) -> None:
         self.layout = layout
@@ -187,17 +189,20 @@ class SessionLayoutWriter:
         self.loads = self.loaded_bytes = 0
         return [(first + index, self.words[_AT.loaded + index]) for index in range(count)]
 
-    def begin_anew(self, next_kernel: int) -> None:
+    def begin_anew(self, next_kernel: int, budget: int) -> None:
         """Remove what compiled code has loaded from the table, and count what it does from here.
 
         Args:
             next_kernel: id of the kernel that is loaded next.
+            budget: kernels that compiled code may load.
         """
-        words = self.words
-        if words[_AT.loads]:
-            for kernel_id, _ in self.take_loads():
-                self.hide_kernel(kernel_id)
-        words[_AT.next_kernel] = next_kernel
+        words, end = self.words, self.next_kernel
+        for kernel_id in range(end - words[_AT.loads], end):
+            row = _AT.kernels + kernel_id % KERNEL_ROWS * _KERNEL
+            if words[row] == kernel_id:
+                words[row] = words[row + 1] = 0
+        words[_AT.loads] = words[_AT.loaded_bytes] = 0
+        words[_AT.next_kernel], words[_AT.budget] = next_kernel, budget
         self._first = words[_AT.launched], words[_AT.replayed], words[_AT.refusals]
 
     # -------------------------------------------------------------------------------------------- tables

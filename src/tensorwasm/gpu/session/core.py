@@ -19,6 +19,7 @@ from tensorwasm.errors import (
 )
 from tensorwasm.gpu.device.guarded_kernel import device_time, first_look, launch_parameter
 from tensorwasm.gpu.device.limits import GUARDED_PIECE_BYTES, SessionLimits
+from tensorwasm.gpu.device.port import attempt
 from tensorwasm.gpu.limits.gate import NoPermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
@@ -59,6 +60,7 @@ class SessionCore:
     """
 
     __slots__ = (
+        "_cap_bytes",
         "closed",
         "credits",
         "device",
@@ -94,6 +96,7 @@ class SessionCore:
         self.device = resources.device
         self.limits = limits
         self.tenancy = tenancy = resources.tenancy(tenant)
+        self._cap_bytes = tenancy.account.max_bytes
         self.window = window = None
         if resources.windows is not None:
             self.window = window = resources.windows.take(tenant, tenancy.account, self.window_bytes)
@@ -135,6 +138,14 @@ class SessionCore:
     def window_bytes(self) -> int:
         """Size of the window that the session would have if it were opened now: for what it may hold."""
         return window_bytes(min(self.tenancy.account.max_bytes, self.limits.device_bytes))
+
+    def cap_stands(self) -> bool:
+        """Return whether the tenant is registered, with a cap for which the window would have the same size."""
+        account = self.tenancy.account
+        if account.stands(self._cap_bytes):
+            return True
+        self._cap_bytes = account.max_bytes
+        return account.registered and (self.window is None or self.window.size_bytes == self.window_bytes)
 
     def reachable(self) -> Sequence[Region]:
         """Return what the session's kernels may touch."""
@@ -205,6 +216,17 @@ class SessionCore:
         """Whether nothing with a number, kernels apart, was ever there, and no work is on the device."""
         numbered = self.table.buffers, self.events, self.graphs
         return all(things.next_number == 1 for things in numbered) and self.work.renewable
+
+    def renew(self) -> bool:
+        """Forget what Python did for a guest; return whether nothing is left of it."""
+        with self.lock:
+            idle = self.failure is None and self.graphs.recording is None and not self.layout.staged
+            unreached = self.pristine and self.windows.reach.region is None
+            if not (idle and unreached) or attempt(self.table.renew):
+                return False
+            self.launched = self.staged = self.replayed = self.refused = 0
+            self.used = False
+            return True
 
     def begin(self, recording: bool) -> None:  # noqa: FBT001 - one caller, on every path of every guest
         """Begin a method; the lock is held.

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final, NamedTuple, Self, TypeVar
 
 from tensorwasm.errors import InternalError, InvokeTimeout
@@ -25,8 +25,6 @@ from tensorwasm.gpu.session.kernels import SessionKernels
 from tensorwasm.gpu.session.snapshots import SessionSnapshots
 from tensorwasm.gpu.session.streams import SessionEvents, SessionStreams
 from tensorwasm.gpu.state.numbered import OWN
-from tensorwasm.gpu.state.resource_table import ResourceTable
-from tensorwasm.gpu.windows import Windows
 from tensorwasm.saved import SavedSession
 from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
 
@@ -130,9 +128,8 @@ class Session:
         self.abandoned = False
         self._native = 0, 0, 0
         self._ending = threading.Lock()
-        self._clearing: Stream | None = None  # where the session's window is cleared for the next guest
-        self._clearing_since_ns = 0
-        self._release_failures = 0
+        self._clearing: Stream | None = None  # where Python has the window cleared for the next guest
+        self._clearing_since_ns = self._release_failures = 0
 
     @property
     def info(self) -> DeviceInfo:
@@ -272,34 +269,35 @@ class Session:
         a guest that brings the same text. A guest sees no difference from a new session. Returns False, and is to be
         closed, if anything failed or is left, or anything with a number was ever there.
         """
-        core = self._core
-        if core.closed or (core.window is not None and core.window.stop.status):
+        core, window, used = self._core, self._core.window, self._core.used
+        if core.closed or (window is not None and window.stop.status):
             return False
-        launched = core.launched + core.layout.counters()[0]
-        if core.used:
-            with core.lock:
-                idle = core.failure is None and core.graphs.recording is None and not core.layout.staged
-                unreached = core.pristine and core.windows.reach.region is None
-                if not (idle and unreached) or attempt(ResourceTable.renew, core.table):
-                    return False
-                core.launched = core.staged = core.replayed = core.refused = 0
-                core.used = False
-        clearing = core.window is not None and launched > 0
-        if core.window is not None and clearing and not self._clear(core.window):
+        launched = core.launched + core.layout.counters()[0] > 0
+        if used and not core.renew():
             return False
-        if attempt(partial(Windows.renew, cleared=clearing), core.windows):
+        if window is not None and (used or launched) and not self._clear(window, used=used, launched=launched):
+            return False
+        if attempt(core.windows.renew, window is not None and launched):
             return False
         core.work.permit.renew()
         core.table.forget_loads()
         return True
 
-    def _clear(self, window: SessionWindow) -> bool:
-        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked."""
-        core, ranges = self._core, window.clear_ranges
-        self._clearing, self._clearing_since_ns = core.work.find(OWN).stream, time.monotonic_ns()
-        if core.layout.clearing == CLEARING_STARTED and ranges:
+    def _clear(self, window: SessionWindow, *, used: bool, launched: bool) -> bool:
+        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked.
+
+        What compiled code clears is all there is until Python maps more.
+        """
+        core, started = self._core, self._core.layout.clearing == CLEARING_STARTED
+        if launched:
+            self._clearing_since_ns = time.monotonic_ns()
+        if started and not used:
             return True
+        ranges = window.clear_ranges
         core.layout.show_clear(ranges)
+        if not launched or (started and ranges):
+            return True
+        self._clearing = core.work.find(OWN).stream
         return not attempt(window.clear, self._clearing)
 
     def park(self) -> None:
@@ -309,7 +307,7 @@ class Session:
     @property
     def clearing(self) -> bool:
         """Whether the device was told so lately to clear the session's window that it may still be at it."""
-        return self._clearing is not None and time.monotonic_ns() - self._clearing_since_ns < _CLEARING_NS
+        return time.monotonic_ns() - self._clearing_since_ns < _CLEARING_NS
 
     def resume(self) -> bool:
         """Return whether a pooled session is the caller's, and as good as one that is opened now.
@@ -318,12 +316,13 @@ class Session:
         another cap, for which a window has another size.
         """
         core = self._core
-        taken = core.resources.session_pool.take(self)
-        if taken and core.window is not None:
+        if not core.resources.session_pool.take(self):
+            return False
+        if core.window is not None:
             core.layout.show_timer(core.device.timer_offset_ns)
-            taken = bool(core.layout.clearing) or self._is_cleared()  # compiled code looks whether it has ended
-            taken = taken and core.window.size_bytes == core.window_bytes
-        return taken and core.tenancy.account.registered and core.device.native.usable
+            if not core.layout.clearing and not self._is_cleared():  # compiled code looks whether it has ended
+                return False
+        return core.cap_stands() and core.device.native.usable
 
     def await_clearing(self) -> bool:
         """Wait briefly until the device has cleared the session's window; return whether it has."""
@@ -336,7 +335,7 @@ class Session:
             stream = core.work.find(OWN).stream
         if stream is not None and attempt(core.device.synchronize, stream, Deadline.after(CLEARING_LIMIT_S)):
             return False
-        self._clearing, core.layout.clearing = None, 0
+        self._clearing, self._clearing_since_ns, core.layout.clearing = None, 0, 0
         return True
 
     def stop_kernels(self, *, wanted: bool = True) -> None:

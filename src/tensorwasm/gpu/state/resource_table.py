@@ -154,6 +154,7 @@ class ResourceTable:
         self._layout = layout
         self._architecture = architecture
         self._offers = ReusableKernels(resources.kernels, layout)
+        self._loads_allowed = 0  # of compiled code, since Python last loaded or unloaded a kernel
 
     # ----------------------------------------------------------------------------------------- buffers
 
@@ -232,8 +233,7 @@ class ResourceTable:
 
     def forget_loads(self) -> None:
         """Begin with other ids, as if compiled code had never loaded any kernel, nor done anything else."""
-        self._layout.begin_anew(_first_id())
-        self._allow_loads()
+        self._layout.begin_anew(_first_id(), self._loads_allowed)
 
     def renew(self) -> None:
         """Give the kernels back, but offer them to the next guest."""
@@ -322,7 +322,8 @@ class ResourceTable:
         longest = self._offers.longest_bytes
         if longest:
             room = (self._limits.total_ptx_bytes - self.ptx_bytes) // longest
-            self._layout.budget = max(0, min(LOAD_ROWS, self._limits.kernels - len(self.kernels), room))
+            self._loads_allowed = max(0, min(LOAD_ROWS, self._limits.kernels - len(self.kernels), room))
+            self._layout.budget = self._loads_allowed
 
     def _check_bytes(self, size_bytes: int) -> None:
         if size_bytes > self._limits.allocation_bytes:

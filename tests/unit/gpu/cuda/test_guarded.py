@@ -16,7 +16,7 @@ from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.device.limits import GIB, GUARDED_UNLOOKED_NS, SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.native.layout import LAUNCH_WORDS
+from tensorwasm.gpu.native.layout import CLEARING_STARTED, LAUNCH_WORDS, SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LAUNCH_BYTES, STATUS_REQUEST, WIDE_LAUNCH_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
@@ -105,6 +105,33 @@ def test_a_launch_of_a_wide_kernel_says_how_large_the_window_is(shared, fake, te
         assert window.size_bytes == (4 * GIB if tenant == "ann" else 32 * GIB)
         assert int.from_bytes(seen[0][:4], "little") == window.address >> 32
         assert seen[0][LAUNCH_BYTES:] == (b"" if tenant == "ann" else struct.pack("<II", 7, 0))
+
+
+def test_compiled_code_clears_nothing_by_itself_once_python_has_mapped_more_for_an_earlier_guest(shared, fake):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        window = session._core.window
+        assert [(row.address, row.size_bytes) for row in layout.clear if row.size_bytes] == window.clear_ranges != []
+        session.open_memory(65536, 8 * MIB).close()  # it stays mapped for the next guest; nothing is launched
+        assert session.renew()
+        assert [row.size_bytes for row in layout.clear if row.size_bytes] == window.clear_ranges == []
+        layout.launched += 1  # a guest of compiled code
+        fake.cleared.clear()
+        assert session.renew()
+        assert fake.cleared
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_what_compiled_code_has_cleared_is_not_cleared_again(shared, fake, used):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        if used:
+            session.kernels.load(STORE, "k", NEVER)
+        layout.launched += 1
+        layout.clearing = CLEARING_STARTED
+        fake.cleared.clear()
+        assert session.renew()
+        assert (fake.cleared, layout.clearing) == ([], CLEARING_STARTED)
 
 
 def test_a_session_stops_its_kernels_without_a_call_of_the_driver(shared, fake):
