@@ -224,7 +224,7 @@ class Instance:
         try:
             self._require_open()
             state = self._state
-            state.begin(services)
+            state.services = services
             if self._linked.needs_wasi:
                 state.wasi = wasi.renew(state, wasi_config, self.limits.output_bytes)
         finally:

@@ -35,13 +35,12 @@ from tensorwasm.guest.sandbox.state import (
     STATES,
     GuestState,
     close_store,
-    earlier,
     on_epoch,
     take_outcome,
 )
 from tensorwasm.guest.sandbox.wasi import WasiConfig
 from tensorwasm.guest.sandbox.wasi_io import WasiState
-from tensorwasm.values import Deadline, Limits
+from tensorwasm.values import Limits
 
 _MEMORY: Final = ctypes.create_string_buffer(b"memory")
 _VALUE: Final = GlobalWrite.value.offset
@@ -70,7 +69,7 @@ class NotCleared(Exception):
 class OneShotSandbox:
     """Runs one export of one module, each call in a new sandbox. For one thread at a time.
 
-    `call` is given a ``drain``, which it does not call if the guest ended well and no device reaches its memory. Beside
+    `run` is given a ``drain``, which it does not call if the guest ended well and no device reaches its memory. Beside
     what an `Instance` does it raises CapacityExhausted if the pool is full or the thread's stack too small, DeviceLost
     if the device's context was replaced, and `NotCleared` while the session's window is not clear. A guest that leaves
     while it is called only sets ``exit_code``. After an error, close first its session and then this.
@@ -151,17 +150,6 @@ class OneShotSandbox:
         self._execute: Callable[[int], int] = execute or make_executor(self._order, self._address)
         STATES[self._state.token] = self._state
 
-    def call(
-        self,
-        args: Sequence[object],
-        services: Mapping[str, object],
-        deadline: Deadline | None,
-        drain: Callable[[], bool] | None,
-    ) -> tuple[codec.Number, ...]:
-        """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it."""
-        now_ns = time.monotonic_ns()
-        return self.run(args, services, now_ns, earlier(deadline, now_ns, self._limits.wall_s), drain)
-
     def run(
         self,
         args: Sequence[object],
@@ -170,7 +158,10 @@ class OneShotSandbox:
         end_ns: int | None,
         drain: Callable[[], bool] | None,
     ) -> tuple[codec.Number, ...]:
-        """Do the same, now and until a time of the monotonic clock, None for ever, whatever the limit of time is."""
+        """Make a sandbox, call it as `tensorwasm.guest.sandbox.instance.Instance.call` does, and delete it.
+
+        It ends by a time of the monotonic clock, None for never, whatever the limit of time is.
+        """
         plan, state, engine = self._plan, self._state, self._engine
         if args or plan.params:
             plan.write(self._cells, 0, args)
@@ -190,16 +181,18 @@ class OneShotSandbox:
             if (status or state.error is not None) and self._raise_failure(status):
                 return ()
         finally:
-            if not self._plain or self._order.store or state.error is not None:
+            if self._order.store or state.error is not None or self._image is not None or not self._compiled:
                 self._clean(drain, now_ns)
             else:
+                if not self._plain:
+                    state.end()
                 engine.release_slot()
         return plan.read(self._cells, 0)
 
     def _prepare(self, services: Mapping[str, object], now_ns: int, end_ns: int | None) -> None:
         """Tell host functions and the descriptor when the call must have ended, and the memory what it begins with."""
         descriptor, state = self._order, self._state
-        state.begin(services)
+        state.services = services
         state.arm(now_ns, end_ns)
         descriptor.keeps = brief = self._brief
         descriptor.ticks = 1 if brief else self._engine.ticks(end_ns, now_ns)

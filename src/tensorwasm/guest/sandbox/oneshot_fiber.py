@@ -76,7 +76,7 @@ class OneShotFiber(SuspendableSandbox):
         self.state.engine.reserve_slot()
         self._reserved = True
         self._home, self.long, self.spent_ns = home, False, 0
-        self.state.begin(services)
+        self.state.services = services
         self.state.arm(time.monotonic_ns(), deadline_ns)
 
     def run(self, *, briefly: bool = False) -> bool:

@@ -63,12 +63,12 @@ class GuestState:
         context: the store's context, 0 once closed.
         instance: the ``wasmtime_instance_t`` once instantiated.
         interruptible: the body of a host function runs, so a signal handler may raise.
+        services: what the caller attached, by name; `end` comes between those of two sandboxes of the same layout.
     """
 
     __slots__ = (
         "_cancelled",
         "_memory",
-        "_services",
         "_wake",
         "caller",
         "context",
@@ -80,6 +80,7 @@ class GuestState:
         "keeps",
         "layout",
         "lines",
+        "services",
         "started_ns",
         "token",
         "wasi",
@@ -105,7 +106,7 @@ class GuestState:
         self.context = 0
         self.instance: ctypes.Array[ctypes.c_char] | None = None
         self.wasi: WasiState | None = None
-        self._services = services
+        self.services = services
         self._memory: GuestMemory | None = None
         self._cancelled = False
         self._wake = threading.Lock()
@@ -126,13 +127,9 @@ class GuestState:
         """When the current call must have ended."""
         return Deadline(self.deadline_ns)
 
-    def begin(self, services: Mapping[str, object]) -> None:
-        """Serve another sandbox of the same layout; `end` comes between two."""
-        self._services = services
-
     def end(self) -> None:
         """Forget a deleted sandbox and its services."""
-        self._services = _NO_SERVICES
+        self.services = _NO_SERVICES
         self.context = 0
         self.error = None
         if self._memory is not None:
@@ -145,12 +142,14 @@ class GuestState:
         self.deadline_ns = deadline_ns
         self.error = None
         if self.layout is not None:
-            self.layout.deadline_ns = _clamped(deadline_ns)
+            # Before the clock began has passed, and past its end is the end.
+            at_ns = NO_DEADLINE_NS if deadline_ns is None else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
+            self.layout.deadline_ns = at_ns
             self.layout.scratch = SCRATCH.address
 
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""
-        return self._services.get(name)
+        return self.services.get(name)
 
     def cancel(self) -> None:
         """End the running call, even a sleeping one, and refuse later ones. Thread-safe."""
@@ -217,12 +216,6 @@ class GuestState:
         if kind != capi.EXTERN_MEMORY:
             raise InvalidPointer("the guest's export 'memory' is not a memory")
         return memory
-
-
-def _clamped(deadline_ns: int | None) -> int:
-    if deadline_ns is None:
-        return NO_DEADLINE_NS
-    return deadline_ns if 0 <= deadline_ns < NO_DEADLINE_NS else min(max(deadline_ns, 0), NO_DEADLINE_NS - 1)
 
 
 _tokens: Final = itertools.count(1)

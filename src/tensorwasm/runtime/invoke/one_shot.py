@@ -72,9 +72,13 @@ class PooledSandbox:
 
     Attributes:
         session: None without a GPU.
+        guest: number of the guest that it serves.
     """
 
-    __slots__ = ("_service", "confined", "drain", "left", "sandbox", "services", "session")
+    __slots__ = (
+        *("_lock", "_service", "_stopped", "confined", "drain"),
+        *("guest", "left", "sandbox", "services", "session"),
+    )
 
     def __init__(self, sandbox: OneShotSandbox, session: Session | None) -> None:
         self.sandbox, self.session = sandbox, session
@@ -82,6 +86,9 @@ class PooledSandbox:
         self.left: list[SessionStatistics] = []  # the session's statistics if `drain` ended it, else empty
         self.services: dict[str, object] = {}  # for a guest that neither reads input nor sends chunks
         self._service: CudaService | None = None
+        self._lock = threading.Lock()
+        self.guest = 0
+        self._stopped = False
         self.confined = session is not None and session.confined  # the session has to know each deadline
         if session is not None:
             self.drain = partial(_end, session, self.left)
@@ -93,11 +100,20 @@ class PooledSandbox:
             self._service.last_error = b""
         return self.session is None or self.session.renew()
 
-    def cancel(self) -> None:
-        """End the guest and its kernels, from any thread; the sandbox is to be closed then."""
-        self.sandbox.cancel()
-        if self.session is not None:
-            self.session.stop_kernels()
+    def stop(self, guest: int) -> None:
+        """End a guest and its kernels, if it is still served, from any thread."""
+        with self._lock:
+            if guest == self.guest:
+                self._stopped = True
+                self.sandbox.cancel()
+                if self.session is not None:
+                    self.session.stop_kernels()
+
+    def end_guest(self) -> bool:
+        """Let nothing end the guest any more; return whether something has: the sandbox is to be closed then."""
+        with self._lock:
+            self.guest += 1
+            return self._stopped
 
     def close(self) -> None:
         """Close the session, and return its memory layout."""
@@ -106,48 +122,25 @@ class PooledSandbox:
         self.sandbox.close()
 
 
-class _Stop:
-    """Ends the guest of one call, from any thread, but no other that its sandbox serves afterwards."""
-
-    __slots__ = ("_lock", "_pooled", "used")
-
-    def __init__(self, pooled: PooledSandbox) -> None:
-        self._pooled: PooledSandbox | None = pooled
-        self._lock = threading.Lock()
-        self.used = False
-
-    def __call__(self) -> None:
-        with self._lock:
-            if self._pooled is not None:
-                self.used = True
-                self._pooled.cancel()
-
-    def end(self) -> bool:
-        """Do nothing from now on; return whether the guest was told to end."""
-        with self._lock:
-            self._pooled = None
-        return self.used
-
-
 def _call(
     pooled: PooledSandbox,
     args: Sequence[object],
     services: Mapping[str, object],
-    deadline: Deadline | None,
+    now_ns: int,
+    end_ns: int | None,
     config: WasiConfig | None,
-) -> tuple[tuple[Number, ...], int]:
-    """Run a guest; return its results and exit code. A `GuestError` carries what the guest had written."""
+) -> tuple[Number, ...]:
+    """Run a guest; return its results. A `GuestError` carries what the guest had written."""
     sandbox, session = pooled.sandbox, pooled.session
     if config is not None:
         sandbox.give_wasi(config)
     try:
         try:
-            values = sandbox.call(args, services, deadline, pooled.drain)
+            return sandbox.run(args, services, now_ns, end_ns, pooled.drain)
         except NotCleared:
             if session is None or not session.await_clearing():
                 raise CapacityExhausted("the GPU is too busy to clear its memory between two guests") from None
-            values = sandbox.call(args, services, deadline, pooled.drain)
-        return values, sandbox.exit_code  # noqa: TRY300 - it belongs to the calls above
+            return sandbox.run(args, services, time.monotonic_ns(), end_ns, pooled.drain)
     except GuestError as error:
         error.stdout, error.stderr, *_ = written(sandbox.wasi)
         raise
@@ -196,31 +189,32 @@ class OneShotPlan(_Plan[PooledSandbox]):
 
         A module with WASI needs a ``config``, without directories. ``announce`` is given what ends the guest.
         """
-        started_s = time.perf_counter()
+        started_ns = time.monotonic_ns()
         pooled = self._take(deadline)
         session, collected, services = pooled.session, None, pooled.services
-        stop = None if announce is None else _Stop(pooled)
         try:
-            if announce is not None and stop is not None:
-                announce(stop)
+            if announce is not None:
+                announce(partial(pooled.stop, pooled.guest))
             if self.sends_output:
                 collected = Chunks(on_chunk)
                 services = {**services, "input": input, "stream": OutputStream(collected)}
-            values, exit_code = _call(pooled, args, services, deadline, config)
+            now_ns, end_ns = time.monotonic_ns(), deadline.at_ns if deadline is not None else None
+            if self._most_ns is not None and (end_ns is None or end_ns - now_ns > self._most_ns):
+                end_ns = now_ns + self._most_ns
+            values = _call(pooled, args, services, now_ns, end_ns, config)
             gpu = pooled.left[0] if pooled.left else session.statistics() if session is not None else None
         except BaseException:
-            if stop is not None:
-                stop.end()
+            pooled.end_guest()
             pooled.close()
             raise
+        ended = self.export, values, self.result_types, pooled.sandbox.exit_code
         wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)  # once put back it serves others
-        if pooled.session is None and stop is None and len(self._idle) < MAX_IDLE:
+        if session is None and announce is None and len(self._idle) < MAX_IDLE:
             self._idle.append(pooled)  # without a session nothing has to be restored
         else:
-            self._put(pooled, stop)
+            self._put(pooled)
         chunks = tuple(collected.chunks) if collected is not None else ()
-        elapsed_s = time.perf_counter() - started_s
-        ended = self.export, values, self.result_types, exit_code
+        elapsed_s = (time.monotonic_ns() - started_ns) * 1e-9
         return Invocation(*ended, wrote.stdout, wrote.stderr, chunks, elapsed_s, gpu, *wrote[2:])
 
     def invoke_pure(self, args: Sequence[object], now_ns: int, end_ns: int) -> Invocation:
@@ -231,7 +225,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
         try:
             pooled = idle.pop()
         except IndexError:
-            pooled = self._open(None)
+            pooled = self._open()
         try:
             values = pooled.sandbox.run(args, _NOTHING, now_ns, end_ns, None)
         except BaseException:
@@ -243,25 +237,29 @@ class OneShotPlan(_Plan[PooledSandbox]):
 
     def _take(self, deadline: Deadline | None) -> PooledSandbox:
         """Return a sandbox in its first state, the caller's alone."""
-        shared = self.share() if self.share is not None else None
+        idle = self._idle
         while True:
             try:
-                pooled = self._idle.pop() if shared is None else self._idle.popleft()
+                pooled = idle.popleft() if self.share else idle.pop()
             except IndexError:
-                pooled = self._open(shared)
+                pooled = self._open()
                 break
-            if pooled.session is not None and pooled.session.clearing and not self._idle:
-                self._idle.append(pooled)  # that takes as long as a small guest: two sandboxes take turns from now on
-                pooled = self._open(shared)
+            session = pooled.session
+            if session is None:
                 break
-            if pooled.session is None or pooled.session.resume():
+            if not idle and session.clearing:
+                idle.append(pooled)  # that takes as long as a small guest: two sandboxes take turns from now on
+                pooled = self._open()
+                break
+            if session.resume():
                 break
             pooled.close()
         if pooled.confined and pooled.session is not None:
             pooled.session.enter(Deadline.after(self.limits.wall_s).earlier(deadline))
         return pooled
 
-    def _open(self, shared: SharedDevice | None) -> PooledSandbox:
+    def _open(self) -> PooledSandbox:
+        shared = self.share() if self.share is not None else None
         layout = take_layout()
         session: Session | None = None
         try:
@@ -286,10 +284,9 @@ class OneShotPlan(_Plan[PooledSandbox]):
             return_layout(layout)
             raise
 
-    def _put(self, pooled: PooledSandbox, stop: _Stop | None) -> None:
+    def _put(self, pooled: PooledSandbox) -> None:
         """Keep a sandbox for the next guest, if its last one was not ended and its first state can be restored."""
-        ended = stop is not None and stop.end()
-        if ended or len(self._idle) >= MAX_IDLE or not pooled.renew():
+        if pooled.end_guest() or len(self._idle) >= MAX_IDLE or not pooled.renew():
             pooled.close()
             return
         if pooled.session is not None:

@@ -19,7 +19,7 @@ from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.native.session_layouts import take_layout
 from tensorwasm.guest.sandbox.linker import Linker
 from tensorwasm.guest.sandbox.oneshot import NotCleared, OneShotSandbox
-from tensorwasm.guest.sandbox.state import STATES
+from tensorwasm.guest.sandbox.state import STATES, earlier
 from tensorwasm.values import Deadline, Limits
 
 pytest.importorskip("numba")
@@ -93,7 +93,8 @@ def make_oneshot(engine):
 
 
 def call(sandbox: OneShotSandbox, deadline: Deadline | None = None, drain=None):
-    return list(sandbox.call((), {}, deadline, drain))
+    now_ns = time.monotonic_ns()
+    return list(sandbox.run((), {}, now_ns, earlier(deadline, now_ns, Limits().wall_s), drain))
 
 
 def settled(engine):
