@@ -71,13 +71,13 @@ class LocalExecutor:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
         self._listened = CallThreads()
-        self._functions: LruCache[Function] = LruCache(FUNCTIONS)
+        self._functions: LruCache[tuple[FunctionKey, Function]] = LruCache(FUNCTIONS)
         self._lock = threading.Lock()
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
         self._fibers: set[PendingInvocation] = set()
         self._short = max(1, places // 2)  # calls that may still be made on this executor's threads as short ones
-        self._led = max(1, places // 2)  # the same on threads of others
+        self._led = [None] * max(1, places // 2)  # the same on threads of others: one is taken for each
         self._caps: dict[str, int | None] = {}  # of the accounts that were opened, by tenant
         self._closed = False
 
@@ -153,32 +153,32 @@ class LocalExecutor:
         grants: Grants,
         memory_kind: MemoryKind | None,
         gpu_bytes: int | None,
-    ) -> tuple[Function, OneShotPlan] | None:
+        now_s: float,
+    ) -> tuple[FunctionKey, Function, OneShotPlan] | None:
         """Return a function and its plan if its next call with a device can be made on this thread, as a short one.
 
         That is so if it is loaded and one-shot, is seldom slow, and few others are made so. `end_short` is to be called
-        after it. Raises what opening the tenant's account raises.
+        after it. The key is equal to the given one; looked up by that one, the function is found without comparing
+        modules. Raises what opening the tenant's account raises.
         """
         with self._lock:
-            function = self._functions.get(key)
-            if function is None or not self._led or time.monotonic() < function.slow_until_s:
-                return None
-            plan = function.dispatch.find_plan(export, grants, key.tenant, memory_kind)
-            if plan is None:
-                return None
-            self._led -= 1
-        try:
+            found = self._functions.get(key)
+        if found is None or now_s < found[1].slow_until_s:
+            return None
+        plan = found[1].dispatch.find_plan(export, grants, key.tenant, memory_kind)
+        if plan is None:
+            return None
+        if self._caps.get(key.tenant, -1) != gpu_bytes:
             self._admit(key.tenant, gpu_bytes)
-        except BaseException:
-            with self._lock:
-                self._led += 1
-            raise
-        return function, plan
+        try:
+            self._led.pop()
+        except IndexError:
+            return None
+        return *found, plan
 
     def end_short(self, function: Function, began_s: float) -> None:
         """Note that a short call has ended, which began at a time of the monotonic clock."""
-        with self._lock:
-            self._led += 1
+        self._led.append(None)
         _note_length(function, began_s)
 
     def _run_short(
@@ -226,14 +226,14 @@ class LocalExecutor:
         with self._lock:
             found = self._functions.get(key)
         if found is not None:
-            return found
+            return found[1]
         check = partial(check_export, export=request.export)
         made = self._runtime.load(request.module, request.name, request.limits, request.tenant, check=check, work=work)
         with self._lock:
             found = self._functions.get(key)
             if found is None:
-                self._functions.put(key, made, len(request.module))
-        return found or made
+                self._functions.put(key, (key, made), len(request.module))
+        return made if found is None else found[1]
 
 
 def _note_length(function: Function, began_s: float) -> None:

@@ -136,7 +136,11 @@ class Splitter:
         try:
             while len(held) - start >= _HEADER.size:
                 code, length = _HEADER.unpack_from(held, start)
-                kind = self._require(code, length)
+                kind = self._kinds.get(code)
+                if kind is None:
+                    raise BrokenFrame(f"a frame of the unknown kind {code}")
+                if length > kind.limit_bytes:
+                    raise BrokenFrame(f"a {kind.type.__name__} of {length} bytes, at most {kind.limit_bytes}")
                 body_at = start + _HEADER.size
                 end = body_at + length
                 if end > len(held):
@@ -148,14 +152,6 @@ class Splitter:
                 self._pending += data[start:]
             else:
                 del self._pending[:start]
-
-    def _require(self, code: int, length: int) -> FrameKind:
-        kind = self._kinds.get(code)
-        if kind is None:
-            raise BrokenFrame(f"a frame of the unknown kind {code}")
-        if length > kind.limit_bytes:
-            raise BrokenFrame(f"a {kind.type.__name__} of {length} bytes, at most {kind.limit_bytes}")
-        return kind
 
 
 def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:

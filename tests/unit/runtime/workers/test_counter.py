@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
+from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.workers.child.counter import Counter
-from tensorwasm.runtime.workers.child.parent_link import OutputWindow
+from tensorwasm.runtime.workers.child.parent_link import OutputWindow, ParentLink
 from tensorwasm.runtime.workers.child.server import WorkerServer
 from tensorwasm.runtime.workers.frames import WINDOW, BlobFrame, BlobPartFrame, TurnFrame
+from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter
 from tensorwasm.values import Deadline
 
 
@@ -24,6 +27,24 @@ def test_a_connection_that_has_ended_keeps_no_modules():
     counter.close()
     assert not counter._blobs
     assert not counter._incoming
+
+
+def test_the_device_is_looked_at_once_for_the_answers_of_all_connections(monkeypatch):
+    server, looks, ends = WorkerServer(None, 1, None, 1.0), [], [socket.socketpair() for _ in range(3)]
+    monkeypatch.setattr(server, "look_after_device", lambda teller: looks.append(teller) or "")
+    server._counters = busy, idle, other = [Counter(ParentLink(theirs), server, front=True) for _, theirs in ends]
+    made = Invocation("run", (1,), ("i32",), 0, b"", b"", (), 0.5, None)
+    busy.finished += [(1, made), (2, made)]
+    other.finished += [(1, made)]
+    server._flush()
+    server._flush()
+    assert looks == [busy]
+    heard = [[done.request for done in Splitter(FROM_WORKER).feed(ours.recv(4096))] for ours, _ in (ends[0], ends[2])]
+    assert heard == [[1, 2], [1]]
+    for counter, (ours, _) in zip((busy, idle, other), ends, strict=True):
+        counter.close()
+        counter.line.close()
+        ours.close()
 
 
 def test_output_waits_for_credit_however_far_the_deadline_is():

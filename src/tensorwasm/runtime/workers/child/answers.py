@@ -13,8 +13,10 @@ from tensorwasm.runtime.workers.outcomes import describe_error, describe_result
 from tensorwasm.runtime.workers.wire import encode
 
 
-def encode_outcome(number: int, outcome: Invocation | BaseException) -> bytes:
-    """Return the frames of an outcome, the output first."""
+def encode_outcome(number: int, outcome: Invocation | BaseException, sickness: str = "") -> bytes:
+    """Return the frames of an outcome, the output first, given why the device does not answer, empty if it does."""
+    if sickness:
+        outcome = _judge(outcome, sickness)
     try:
         if (
             isinstance(outcome, Invocation)
@@ -45,13 +47,13 @@ def _describe_outcome(number: int, outcome: Invocation | BaseException) -> Itera
         yield describe_error(number, outcome)
 
 
-def judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:
-    """Return what came of a call that had the grant of a device, which is lost if there is a sickness.
+def _judge(outcome: Invocation | BaseException, sickness: str) -> Invocation | BaseException:
+    """Return what came of a call that had the grant of a device, which is lost.
 
     A guest whose kernels the device lost sees a code and goes on as if it had failed itself; that is no outcome to
     blame on it. What was refused, ran out of time or did nothing with the device stands.
     """
-    if not sickness or isinstance(outcome, CallerError | LimitError | HostError | InvokeTimeout):
+    if isinstance(outcome, CallerError | LimitError | HostError | InvokeTimeout):
         return outcome
     if isinstance(outcome, Invocation) and outcome.gpu is not None and not _used(outcome.gpu):
         return outcome

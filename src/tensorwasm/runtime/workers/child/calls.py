@@ -24,7 +24,7 @@ class Target:
     """What calls have in common."""
 
     frame: TargetFrame
-    key: FunctionKey
+    key: FunctionKey  # once the function is loaded, the very one that it is found by: then nothing is compared
     grants: Grants
 
     @classmethod
@@ -37,11 +37,8 @@ class Target:
 class ShortCall:
     """A call that is made on the thread that reads; another thread, which has taken the lead, may stop it."""
 
-    __slots__ = ("_stop", "_stopped")
-
-    def __init__(self) -> None:
-        self._stop: Callable[[], object] | None = None
-        self._stopped = False
+    _stop: Callable[[], object] | None = None
+    _stopped = False
 
     def stop_with(self, stop: Callable[[], object]) -> None:
         """Set what ends its guest, which may be called twice."""

@@ -17,7 +17,7 @@ from tensorwasm.gpu.limits.turns import TurnOrder
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import STREAM_BYTES, Request
 from tensorwasm.runtime.invoke.invocation import Invocation, Listener, OutputName, PendingInvocation
-from tensorwasm.runtime.workers.child.answers import encode_outcome, judge
+from tensorwasm.runtime.workers.child.answers import encode_outcome
 from tensorwasm.runtime.workers.child.calls import RunningCall, ShortCall, Target, make_request, run_short
 from tensorwasm.runtime.workers.child.crew import Crew
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
@@ -57,6 +57,7 @@ class CallHost(Protocol):
     executor: LocalExecutor
     crew: Crew[Any]
     stalls: Stalls
+    weights: dict[str, int]  # of tenants, as noted
 
     def note_weight(self, tenant: str, weight: int) -> None:
         """Note a tenant's weight, as of a call."""
@@ -81,6 +82,7 @@ class Counter:
         tenants: whose calls came over the connection.
         line: the connection.
         closed: nothing is taken any more.
+        finished: outcomes of the calls that were made on the thread that reads, and are to be sent.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Counter:
         self._blobs: dict[int, bytes] = {}
         self._targets: dict[int, Target] = {}
         self._calls: dict[int, RunningCall | ShortCall] = {}
-        self._finished: list[tuple[int, Invocation | Exception]] = []
+        self.finished: list[tuple[int, Invocation | Exception]] = []
         self._told_sickness = threading.Lock()  # held for good once it was told
         self._reader = 0
         # What a call ends on may be the thread that all fibers run on: it is not to wait until an answer is sent.
@@ -123,7 +125,6 @@ class Counter:
         Raises:
             BrokenFrame: the parent does not keep to the protocol.
         """
-        self._reader = threading.get_ident()
         handler = self._handlers.get(type(frame))
         if handler is None:
             raise BrokenFrame(f"a {type(frame).__name__} where none belongs")
@@ -137,7 +138,7 @@ class Counter:
             call.hush()
             call.stop()
         self._answers.shutdown(wait=False)
-        for each in (self._blobs, self._incoming, self._targets, self._finished):
+        for each in (self._blobs, self._incoming, self._targets, self.finished):
             each.clear()  # this is part of cycles, and they are collected seldom
 
     def start_beat(self, every_s: float) -> None:
@@ -238,27 +239,28 @@ class Counter:
             given = self._blobs.pop(frame.input) if frame.input is not None else b""
         except KeyError as error:
             raise BrokenFrame(f"there is no blob {error}") from None
-        self._host.note_weight(target.frame.tenant, target.frame.weight)
+        if self._host.weights.get(target.key.tenant) != target.frame.weight:
+            self._host.note_weight(target.key.tenant, target.frame.weight)
         if frame.stream or not target.grants.cuda or not self._make_short(frame, target, stdin, given):
             self._make_elsewhere(frame, make_request(frame, target, stdin, given))
 
     def _make_short(self, frame: InvokeFrame, target: Target, stdin: bytes, given: bytes) -> bool:
         """Make a call on this thread, if it is likely to be short; return whether it was."""
         crew, executor, kind = self._host.crew, self._host.executor, target.frame.memory_kind
-        began_s, tenant = time.monotonic(), target.key.tenant
         if self.line.stalled or not crew.watched:  # its answer, or the call itself, may have to wait
             return False
+        began_s, tenant = time.monotonic(), target.key.tenant
         if not self._host.stalls.may_lead(tenant, began_s):
             return False
         if len(stdin) > target.key.limits.stdin_bytes or len(given) > STREAM_BYTES:
             return False  # to be refused
         try:
-            found = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes)
+            found = executor.begin_short(target.key, frame.export, target.grants, kind, frame.gpu_bytes, began_s)
         except TensorWasmError:
             return False  # as the outcome of a request
         if found is None:
             return False
-        function, plan = found
+        target.key, function, plan = found
         call = self._calls[frame.request] = ShortCall()
         mark = crew.enter(tenant)
         outcome = run_short(function, plan, frame, target, stdin, given, call)
@@ -266,24 +268,22 @@ class Counter:
         executor.end_short(function, began_s)
         if leads:
             del self._calls[frame.request]
-            self._finished.append((frame.request, outcome))
+            self.finished.append((frame.request, outcome))
         else:
             self._answer(frame.request, outcome, cuda=True)
         return True
 
-    def flush(self) -> None:
-        """Send the outcomes of the calls that were made on this thread. Never waits."""
-        if not self._finished:
-            return
-        finished, self._finished = self._finished, []
-        sickness = self._host.look_after_device(self)
-        self._post(b"".join([encode_outcome(number, judge(outcome, sickness)) for number, outcome in finished]))
+    def flush(self, sickness: str) -> None:
+        """Send what is `finished`, given why the device does not answer, empty if it does. Never waits."""
+        finished, self.finished = self.finished, []
+        self._post(b"".join([encode_outcome(number, outcome, sickness) for number, outcome in finished]))
 
     def _post(self, data: bytes) -> None:
         if not self.line.post(data):
             self._soon(self.line.drain)
 
     def _make_elsewhere(self, frame: InvokeFrame, request: Request) -> None:
+        self._reader = threading.get_ident()
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
         call = self._calls[frame.request] = RunningCall(frame.request, request.grants.cuda, OutputWindow(ends))
         call.ticket = self._submit(request, self._listener(call) if frame.stream else None)
@@ -326,7 +326,7 @@ class Counter:
         """Send the outcome of a call, and before it, that the device is lost, if it is."""
         try:
             sickness = self._host.look_after_device(self) if cuda else ""
-            self.line.send_encoded(encode_outcome(number, judge(outcome, sickness)))
+            self.line.send_encoded(encode_outcome(number, outcome, sickness))
         except OSError:
             _log.info("the process at the other end has gone without an answer")
         finally:

@@ -34,6 +34,9 @@ class Crew(Generic[_Item]):
             another thread.
         flush: sends what `handle` has left to be sent; never waits. On the leader's thread.
         held_up: told whose call took so long that another thread took the lead, on that thread.
+
+    Attributes:
+        watched: whether a call may take long: another thread would take the lead.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Crew(Generic[_Item]):
         self._calls = 0  # begun
         self._running = 0  # number of the leader's call, 0 if it is in none
         self._whose = ""
-        self._watched = False
+        self.watched = False
         self._asleep = False
         self._awake = threading.Event()
 
@@ -68,11 +71,6 @@ class Crew(Generic[_Item]):
         self._leader = mark = object()
         self._hire()
         threading.Thread(target=self._lead, args=(mark,), name="tensorwasm-crew", daemon=True).start()
-
-    @property
-    def watched(self) -> bool:
-        """Whether a call may take long: another thread would take the lead."""
-        return self._watched
 
     def enter(self, whose: str) -> object:
         """Note that the leader begins somebody's call; return what `leave` needs."""
@@ -112,9 +110,9 @@ class Crew(Generic[_Item]):
         """Start a watcher. Without one, no call may take long."""
         try:
             threading.Thread(target=self._watch, name="tensorwasm-crew", daemon=True).start()
-            self._watched = True
+            self.watched = True
         except RuntimeError as error:
-            self._watched = False
+            self.watched = False
             _log.error("no thread to watch calls: %s", error)
 
     def _watch(self) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import CallerError, GuestError, HostError, LimitError
-from tensorwasm.gpu.device.port import Stream
+from tensorwasm.gpu.device.port import Device, Stream
 from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.limits.turns import TurnKeeper, TurnOrder
 from tensorwasm.runtime.executor.local import LocalExecutor
@@ -79,12 +79,12 @@ class WorkerServer:
         self._counters: tuple[Counter, ...] = ()
         self._told_s: dict[str, float] = {}
         self._wishing = threading.Lock()
-        self._weights: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
         self._busy: frozenset[str] = frozenset()
         self._keeper: TurnKeeper | None = None
         self._parent: Counter | None = None
         self._sickness = ""
-        self._idle: Stream | None = None
+        self._idle: tuple[Device, Stream] | None = None
 
     def serve(
         self,
@@ -201,9 +201,12 @@ class WorkerServer:
         self.stalls.note(tenant, time.monotonic())
 
     def _flush(self) -> None:
-        """Send the outcomes of short calls."""
-        for counter in self._counters:
-            counter.flush()
+        """Send the outcomes of short calls, once it is known whether their device still answers."""
+        waiting = [counter for counter in self._counters if counter.finished]
+        if waiting:
+            sickness = self.look_after_device(waiting[0])
+            for counter in waiting:
+                counter.flush(sickness)
 
     def obey(self, order: TurnOrder) -> None:
         """Have the parent's order for turns kept. Without a keeper it was meant for the process before this one."""
@@ -212,11 +215,10 @@ class WorkerServer:
 
     def note_weight(self, tenant: str, weight: int) -> None:
         """Note a tenant's weight, as of a call."""
-        if self._weights.get(tenant) != weight:
-            with self._wishing:
-                self._weights[tenant] = weight
-                if tenant in self._busy:
-                    self._tell_wish()
+        with self._wishing:
+            self.weights[tenant] = weight
+            if tenant in self._busy:
+                self._tell_wish()
 
     def wish(self, tenants: frozenset[str]) -> None:
         """See `tensorwasm.gpu.limits.turns.TurnListener`."""
@@ -226,7 +228,7 @@ class WorkerServer:
 
     def _tell_wish(self) -> None:
         if self._parent is not None:
-            self._parent.tell(WishFrame({tenant: self._weights.get(tenant, 1) for tenant in sorted(self._busy)}))
+            self._parent.tell(WishFrame({tenant: self.weights.get(tenant, 1) for tenant in sorted(self._busy)}))
 
     def end_turn(self, number: int, *, late: bool) -> None:
         """See `tensorwasm.gpu.limits.turns.TurnListener`."""
@@ -244,6 +246,12 @@ class WorkerServer:
             if tenant in counter.tenants:
                 counter.tell(LongWorkFrame(tenant))
 
+    def _open_idle(self) -> tuple[Device, Stream]:
+        device = self._runtime.open_device()
+        with self._lock:
+            self._idle = self._idle or (device, device.open_stream())
+        return self._idle
+
     def look_after_device(self, teller: Counter) -> str:
         """Find out whether the device still answers, by a stream that has no work; if not, tell everybody, once.
 
@@ -253,9 +261,7 @@ class WorkerServer:
             Why it does not; empty if it does.
         """
         try:
-            device = self._runtime.open_device()
-            with self._lock:
-                stream = self._idle = self._idle or device.open_stream()
+            device, stream = self._idle or self._open_idle()
             device.ended(stream)
         except (HostError, GuestError) as error:
             with self._lock:
