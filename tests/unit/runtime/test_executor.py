@@ -1,4 +1,6 @@
+import os
 import re
+import sys
 import threading
 from concurrent.futures import CancelledError
 
@@ -19,6 +21,7 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.guest.engine.compiler import Compiler
+from tensorwasm.guest.engine.yielding import NICE
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request, check_request
 from tensorwasm.runtime.invoke.invocation import PendingInvocation
@@ -129,6 +132,14 @@ STARTING = bytes(
   (func (export "main"))
   (start $start))""")
 )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
+def test_a_guest_that_computes_has_less_weight_than_the_threads_that_read_calls(executor):
+    assert submit(executor, "add", 2, 3).result(SOON_S).values == (5,)
+    pool = [each.native_id for each in threading.enumerate() if each.name.startswith("tensorwasm-call")]
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in pool} == {min(usual + NICE, 19)}
 
 
 def test_stopping_ends_a_start_function_without_a_device(executor):

@@ -49,8 +49,8 @@ _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
 """sched_attr: size, policy, flags, nice, priority, runtime (of a plain thread its slice), deadline, period."""
 
 
-def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
-    """Give the calling thread slices of 0.1 to 100 ms and less weight; return whether the system accepted.
+def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE, thread: int = 0) -> bool:
+    """Give a thread slices of 0.1 to 100 ms and less weight, 0 for the calling one; return whether that was accepted.
 
     ``nice`` is added to the niceness of the process's first thread, so that an inherited one is not lowered twice; the
     sum is at most 19. Cannot be undone without privileges.
@@ -59,14 +59,14 @@ def lower_priority(slice_ns: int = SLICE_NS, nice: int = NICE) -> bool:
     if number is None:
         return False
     try:
-        policy, before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+        policy, before = os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
         lowered = max(before, min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + nice, _NICEST))
     except OSError:  # a sandbox around this process lets it ask no such thing
         return False
     if policy != os.SCHED_OTHER:
         return False
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, lowered, 0, slice_ns, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
+    return bool(ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0)
 
 
 def begin_yielding() -> None:

@@ -69,7 +69,7 @@ class LocalExecutor:
 
     def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
         self._runtime = runtime
-        self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call")
+        self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call", initializer=begin_yielding)
         self._listened = CallThreads()
         self._functions: LruCache[tuple[FunctionKey, Function]] = LruCache(FUNCTIONS)
         self._lock = threading.Lock()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
 
 import pytest
 
+from tensorwasm.guest.engine.yielding import NICE
 from tensorwasm.runtime.workers.child.crew import Crew
 
 if sys.platform == "win32":
@@ -25,6 +27,7 @@ class Handler:
         self.go = threading.Event()
         self.changed = threading.Condition()
         self.handled, self.sent, self.left, self.leading = [], b"", [], 0
+        self.held = []
         self.ours, self.theirs = socket.socketpair()
         self.crew.add(self.theirs, lambda: [bytes([each]) for each in self.theirs.recv(1 << 16)])
         self.crew.start()
@@ -34,6 +37,7 @@ class Handler:
             raise RuntimeError("a bug")
         mark = self.crew.enter(item.decode("latin-1"))
         if item == b"h":
+            self.held.append(threading.get_native_id())
             assert self.go.wait(LIMIT_S)
         leads = self.crew.leave(mark)
         with self.changed:
@@ -68,6 +72,17 @@ def test_short_calls_are_made_in_order_on_one_thread_and_all_are_sent(handler):
     handler.wait(lambda: handler.sent == said)
     assert len({thread for _, thread in handler.handled}) == 1
     assert not handler.left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
+def test_a_call_that_takes_long_has_less_weight_than_those_who_go_on(handler):
+    handler.ours.sendall(b"h4h5")
+    handler.wait(lambda: handler.sent == b"45")
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    expected = min(usual + NICE, 19)
+    assert [os.getpriority(os.PRIO_PROCESS, each) for each in handler.held] == [expected, expected]
+    own = {each.native_id for each in threading.enumerate() if each.name == "tensorwasm-crew"} - {*handler.held}
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in own} == {usual}
 
 
 @pytest.mark.parametrize("before", [b"", b"123"])

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
+from tensorwasm.guest.engine.yielding import lower_priority
+
 TICK_S: Final = 0.002
 _IDLE_TICKS: Final = 100
 _BATCH: Final = 4
@@ -49,6 +51,7 @@ class Crew(Generic[_Item]):
         self._items: deque[_Item] = deque()
         self._lock = threading.Lock()
         self._leader: object = None
+        self._thread = 0  # the leader's, for the system
         self._calls = 0  # begun
         self._running = 0  # number of the leader's call, 0 if it is in none
         self._whose = ""
@@ -91,7 +94,7 @@ class Crew(Generic[_Item]):
             return True
 
     def _lead(self, mark: object) -> None:
-        handled = 0
+        handled, self._thread = 0, threading.get_native_id()
         while self._leader is mark:
             try:
                 if not self._items:
@@ -122,6 +125,7 @@ class Crew(Generic[_Item]):
             time.sleep(TICK_S)
             with self._lock:
                 if last and self._running == last:
+                    lower_priority(thread=self._thread)  # it computes from now on; it cannot leave before this ends
                     self._leader = mark = object()
                     self._running, whose = 0, self._whose
                     break
