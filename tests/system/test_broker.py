@@ -296,6 +296,23 @@ def test_a_front_goes_on_when_its_broker_has_come_again(tmp_path):
             assert add(front) == (5,)
 
 
+def test_a_front_waits_for_a_broker_that_is_long_away_and_says_so_once(tmp_path, caplog):
+    path = tmp_path / "broker.sock"
+    with WorkerExecutor("emulator") as owner, WorkerBroker(owner, path):
+        front = WorkerExecutor(broker=path)
+        assert add(front) == (5,)
+    with front:
+        with pytest.raises(InvokeTimeout):
+            add(front, deadline_s=3.0)
+        (worker,) = front.workers()
+        assert (worker.starts, caplog.text.count("no broker answers")) == (1, 1)  # it was asked some thirty times
+        come = threading.Event()
+        with WorkerExecutor("emulator") as owner:
+            owner.connect = lambda link, *_, **__: (link.close(), come.set())
+            with WorkerBroker(owner, path):
+                assert come.wait(SOON_S)
+
+
 def test_a_front_without_a_broker_says_how_to_start_one(tmp_path):
     with pytest.raises(DeviceUnavailable, match="tensor-wasm broker"):
         WorkerExecutor(broker=tmp_path / "broker.sock")

@@ -47,7 +47,7 @@ CLOSE_S: Final = 5.0
 """What requests that run get to end when the executor is closed."""
 
 _GONE_S: Final = 30.0
-_ASKING: Final = Backoff(longest_s=1.0, idle_ends=sys.maxsize)  # a broker may come again, and asking is cheap
+_ASKING: Final = Backoff(longest_s=0.1, idle_ends=sys.maxsize)  # a broker may come again, and asking is cheap
 
 _log: Final = logging.getLogger(__name__)
 

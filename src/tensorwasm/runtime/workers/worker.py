@@ -2,8 +2,8 @@
 
 A supervising thread starts the process, holds the conversation with it and replaces it. Other threads leave their
 requests in a queue and give them to the process themselves (`Worker.serve`), and leave orders in another one, for which
-they wake it. A request that was given to a process is never given to
-another, because it may have had effects; waiting requests go on to the next one.
+they wake it. A request that was given to a process is never given to another, because it may have had effects; waiting
+requests go on to the next one.
 """
 
 from __future__ import annotations
@@ -262,7 +262,6 @@ class Worker:
     def _live(self) -> None:
         """Start a process and talk to it until it has ended."""
         options, self._sickness, self._unfit = self._options, "", None
-        self._starts += 1
         try:
             process = self._open()
         except TensorWasmError as error:
@@ -272,7 +271,7 @@ class Worker:
             return
         asks = self._notices.compile is not None and options.isolation == "guarded"
         setup = None if self._connector else options.setup(asks=asks, jit=self.tenant is not None)
-        self._pid = process.pid
+        self._starts, self._pid = self._starts + 1, process.pid
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience, self._reader)
         while self._joining:
             talk.admit(self._joining.pop())
@@ -377,10 +376,11 @@ class Worker:
         wanted = self.lifecycle.state is State.DRAINING and not self.lifecycle.replacing
         what = f"lost its device ({self._sickness})" if self._sickness else ending.text
         if not wanted:
+            if self._connector is None or what != self._last_end:  # a broker that is away is asked often
+                _log.warning("worker %d on %s %s", self.number, self._options.device, what)
             self._last_end = what
             if not ending.orphan:
                 self._tell_fault(flights)
-            _log.warning("worker %d on %s %s", self.number, self._options.device, what)
         self._unfit = ending.unfit
         self.lifecycle.ended(blamed=ending.blamed, unfit=ending.unfit is not None)
         for flight in flights:
