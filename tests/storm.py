@@ -251,7 +251,7 @@ def named(module, name):
     return module + b"\x00" + bytes([len(payload)]) + payload
 
 
-def rage(server, roles, seed=0, clients=4, gap_s=1.5):
+def rage(server, roles, seed=0, clients=4, gap_s=1.5, tell=lambda _: None):
     """Load a server, kill its processes, stop it, and return what that has shown.
 
     Args:
@@ -260,6 +260,7 @@ def rage(server, roles, seed=0, clients=4, gap_s=1.5):
         seed: of what is killed when.
         clients: that load it.
         gap_s: longest time from an answer to the next kill.
+        tell: takes a line of progress: one for each kill, and one for each step behind the last.
     """
     report, promises = Report(), Promises()
     chance, processes = random.Random(seed), set()
@@ -269,13 +270,15 @@ def rage(server, roles, seed=0, clients=4, gap_s=1.5):
     with server.client(headers={"X-TensorWasm-Tenant": "7"}) as client:
         functions = _deploy_all(client)
         with _loaded(server, functions, promises, clients), limited.calling(), ThreadPoolExecutor(3) as asking:
-            for role in roles:
+            for number, role in enumerate(roles, 1):
                 threading.Event().wait(chance.uniform(0.0, gap_s))
                 processes |= descendants(server.process.pid)
-                _kill_one(server, functions, choose(server.process.pid, chance, role), report, asking)
+                tell(f"kill {number} of {len(roles)}: {_kill_one(server, functions, role, chance, report, asking)}")
         report.acknowledged = promises.count()
+        tell(f"looking for what was acknowledged: {report.acknowledged}")
         report.found = found_over_http(promises, client)
         _judge_limited(limited, client, report)
+    tell("stopping the server")
     if server.stop() != 0:
         report.wrong.append("the server did not stop as it should")
     report.interrupted, report.attempts = count_interrupted(database)
@@ -351,8 +354,9 @@ def _loaded(server, functions, promises, clients):
             assert not thread.is_alive()
 
 
-def _kill_one(server, functions, chosen, report, asking):
-    role, victim = chosen
+def _kill_one(server, functions, role, chance, report, asking):
+    """Kill a process, wait until all is answered again, and return what was killed and how long that took."""
+    role, victim = choose(server.process.pid, chance, role)
     begun_s = time.monotonic()
     report.killed.append((time.time(), role))
     if role == "supervisor":
@@ -370,6 +374,7 @@ def _kill_one(server, functions, chosen, report, asking):
     times = [asking.submit(wait_for, server, method, path, begun_s, body) for _, method, path, body in awaited]
     for (into, *_), answered in zip(awaited, times, strict=True):
         into[role].append(answered.result())
+    return f"{role}, all answered again after {time.monotonic() - begun_s:.1f} s"
 
 
 def wait_for(server, method, path, begun_s, body=None):

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ import storm  # noqa: E402 - found there
 from servers import running_server  # noqa: E402 - likewise
 
 BACK_S = 2.0
+_BEGUN_S = time.monotonic()
 MOST_SAID = 1 << 16
 """Characters of what the server said that are shown if something was wrong."""
 
@@ -47,7 +49,7 @@ def main(arguments: list[str]) -> int:
         tempfile.TemporaryDirectory() as folder,
         running_server(Path(folder) / "data", "--workers", str(asked.workers), environment=storm.ENVIRONMENT) as server,
     ):
-        found = storm.rage(server, [None] * asked.kills, seed=asked.seed, clients=asked.clients)
+        found = storm.rage(server, [None] * asked.kills, seed=asked.seed, clients=asked.clients, tell=_tell)
         if found.wrong:
             sys.stderr.write(server.data.with_suffix(".stderr").read_text()[-MOST_SAID:])
     loads.append(os.getloadavg()[0])
@@ -57,6 +59,10 @@ def main(arguments: list[str]) -> int:
     if asked.json is not None:
         asked.json.write_text(text)
     return 0 if report["ok"] else 1
+
+
+def _tell(line: str) -> None:
+    print(f"{time.monotonic() - _BEGUN_S:7.1f} s  {line}", file=sys.stderr, flush=True)
 
 
 def describe(asked: argparse.Namespace, found: storm.Report, loads: list[float]) -> dict[str, Any]:
