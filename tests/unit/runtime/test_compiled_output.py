@@ -20,16 +20,16 @@ from tensorwasm.values import Limits
 pytest.importorskip("numba")
 
 OUTPUT_BYTES = 3 * OUTPUT_ROOM_BYTES // 2
-MEMORY_BYTES = 1 << 16
+MEMORY_BYTES, GROWN_BYTES = 1 << 16, 3 << 16
 STEPS, STEP = 6, struct.Struct("<6I")
 TABLE = STEPS * STEP.size
-WRITE, CLOSE, RENUMBER = range(3)
+WRITE, CLOSE, RENUMBER, GROW = range(4)
 WAT = f"""(module
  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
  (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
  (import "wasi_snapshot_preview1" "fd_close" (func $close (param i32) (result i32)))
  (import "wasi_snapshot_preview1" "fd_renumber" (func $renumber (param i32 i32) (result i32)))
- (memory (export "memory") 1)
+ (memory (export "memory") 1 3)
  (func $load (i32.store (i32.const 65524) (i32.const 65500))
    (drop (call $read (i32.const 0) (i32.const 65520) (i32.const 1) (i32.const 65528)))
    (i32.store (i32.const 65524) (i32.const 0)) (i32.store (i32.const 65528) (i32.const 0)))
@@ -39,12 +39,14 @@ WAT = f"""(module
      (i32.load offset=16 (local.get $at))))))
    (if (i32.eq (i32.load (local.get $at)) (i32.const {CLOSE})) (then (return (call $close
      (i32.load offset=4 (local.get $at))))))
+   (if (i32.eq (i32.load (local.get $at)) (i32.const {GROW})) (then (return (memory.grow
+     (i32.load offset=4 (local.get $at))))))
    (call $renumber (i32.load offset=4 (local.get $at)) (i32.load offset=8 (local.get $at))))
  (func $sum (result i64) (local $at i32) (local $sum i64)
    (loop $next
      (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 31)) (i64.load (local.get $at))))
      (local.set $at (i32.add (local.get $at) (i32.const 8)))
-     (br_if $next (i32.lt_u (local.get $at) (i32.const {MEMORY_BYTES}))))
+     (br_if $next (i32.lt_u (local.get $at) (i32.mul (memory.size) (i32.const {MEMORY_BYTES})))))
    (local.get $sum))
  (func (export "run") (result {"i32 " * STEPS} i64)
    (call $load)
@@ -92,6 +94,7 @@ sizes = st.integers(0, 64) | st.integers(OUTPUT_ROOM_BYTES - 2, OUTPUT_ROOM_BYTE
 places = (
     st.integers(0, 8192)
     | st.integers(MEMORY_BYTES - 16, MEMORY_BYTES + 16)
+    | st.integers(GROWN_BYTES - 16, GROWN_BYTES + 16)
     | st.integers(0, (1 << 32) - 1)
     | st.integers((1 << 32) - 16, (1 << 32) - 1)
 )
@@ -100,7 +103,11 @@ descriptors = st.sampled_from([0, 1, 1, 1, 1, 2, 2, 3, (1 << 32) - 1])
 counts = st.integers(0, 4) | st.sampled_from([512, 513, 1024, 1025, 1 << 29, (1 << 32) - 1])
 writes = st.builds(write, descriptors, counts, st.just(TABLE) | places, likely | places)
 steps = (
-    writes | writes | st.tuples(st.just(CLOSE), descriptors) | st.tuples(st.just(RENUMBER), descriptors, descriptors)
+    writes
+    | writes
+    | st.tuples(st.just(CLOSE), descriptors)
+    | st.tuples(st.just(RENUMBER), descriptors, descriptors)
+    | st.tuples(st.just(GROW), st.integers(0, 3))
 )
 pieces = st.tuples(likely, st.integers(0, 64)) | st.tuples(likely, sizes) | st.tuples(places, sizes)
 
@@ -115,6 +122,9 @@ pieces = st.tuples(likely, st.integers(0, 64)) | st.tuples(likely, sizes) | st.t
 @example([write(1), (CLOSE, 0), write(1)], [(0, 8)])
 @example([write(1), write(1, stored=MEMORY_BYTES - 3)], [(0, 8)])
 @example([write(1, 1 << 29)], [(0, 8)])
+@example([write(1), (GROW, 2), write(1), write(1, 1, GROWN_BYTES - 8, GROWN_BYTES - 4)], [(MEMORY_BYTES - 4, 4)])
+@example([(GROW, 2), write(1), write(1)], [(GROWN_BYTES - 4, 4)])
+@example([(GROW, 2), write(1), (GROW, 1), write(1)], [(GROWN_BYTES - 4, 5)])
 @pytest.mark.rule("1-twin", "1-regions")
 def test_compiled_code_writes_what_python_writes(function, steps, pieces):
     memory = image(steps, pieces)
