@@ -1,13 +1,16 @@
+import gc
 import os
 import re
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError
 
 import pytest
 from hypothesis import given
 from wasmtime import wat2wasm
 
+from neighbours import until
 from strategies.requests import nearly_requests
 from tensorwasm import Limits, Runtime
 from tensorwasm.errors import (
@@ -140,6 +143,20 @@ def test_a_guest_that_computes_has_less_weight_than_the_threads_that_read_calls(
     pool = [each.native_id for each in threading.enumerate() if each.name.startswith("tensorwasm-call")]
     usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
     assert {os.getpriority(os.PRIO_PROCESS, each) for each in pool} == {min(usual + NICE, 19)}
+
+
+@pytest.mark.parametrize("listener", [None, lambda *_: True])
+@pytest.mark.parametrize("export", ["say", "sob"])
+def test_what_a_call_wrote_is_released_without_a_collection_of_cycles(executor, export, listener):
+    gc.disable()
+    try:
+        ticket = submit(executor, export, listener=listener)
+        ticket.exception(SOON_S)
+        kept = weakref.ref(ticket)
+        del ticket
+        until(lambda: kept() is None)  # a thread may just be about to forget it
+    finally:
+        gc.enable()
 
 
 def test_stopping_ends_a_start_function_without_a_device(executor):

@@ -75,7 +75,7 @@ class LocalExecutor:
         self._lock = threading.Lock()
         self._running = RunningCalls()
         self._accounts: Accounts | None = None
-        self._fibers: set[PendingInvocation] = set()
+        self._fibers: set[Future[Invocation]] = set()
         self._short = max(1, places // 2)  # calls that may still be made on this executor's threads as short ones
         self._led = [None] * max(1, places // 2)  # the same on threads of others: one is taken for each
         self._caps: dict[str, int | None] = {}  # of the accounts that were opened, by tenant
@@ -208,7 +208,7 @@ class LocalExecutor:
     def _watch(self, fiber: Future[Invocation], pending: PendingInvocation) -> None:
         """Settle a request with its fiber's outcome."""
         self._fibers.add(pending)
-        pending.add_done_callback(lambda _: self._fibers.discard(pending))
+        pending.add_done_callback(self._fibers.discard)  # not a function that holds it: cycles are seldom collected
         fiber.add_done_callback(partial(_pass_on, pending))
         pending.stop_with(fiber.cancel)
 
@@ -299,7 +299,7 @@ class CallThreads:
         """
         pending = pending or PendingInvocation()
         self._running.add(pending)
-        pending.add_done_callback(lambda _: self._running.discard(pending))
+        pending.add_done_callback(self._running.discard)  # not a function that holds it: cycles are seldom collected
         _start(self._pool, pending, run_call, call, pending)
         return pending
 

@@ -108,6 +108,8 @@ class PendingInvocation(Future[Invocation]):
         """Set the outcome; of several the first counts, a cancellation among them."""
         self.hook.forget()
         try:
+            if isinstance(outcome, GuestError):  # its frames refer to this, and cycles are seldom collected
+                outcome.__traceback__ = outcome.__context__ = None
             if isinstance(outcome, BaseException):
                 self.set_exception(outcome)
             else:

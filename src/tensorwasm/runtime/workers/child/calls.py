@@ -81,8 +81,9 @@ class RunningCall:
 
     def stop(self) -> None:
         """End its guest."""
-        if self.ticket is not None:
-            self.ticket.stop()
+        ticket = self.ticket  # another thread forgets it at the call's end
+        if ticket is not None:
+            ticket.stop()
 
 
 def make_request(frame: InvokeFrame, target: Target, stdin: bytes, given: bytes) -> Request:

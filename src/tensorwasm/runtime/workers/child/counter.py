@@ -312,7 +312,8 @@ class Counter:
             return call.heard
 
     def _ended(self, call: RunningCall, done: Future[Invocation]) -> None:
-        if call.ticket is not None and call.ticket.waits and threading.get_ident() != self._reader:
+        ticket, call.ticket = call.ticket, None  # which refers to the call: cycles are seldom collected
+        if ticket is not None and ticket.waits and threading.get_ident() != self._reader:
             self._conclude(call, done)
         elif not self._soon(self._conclude, call, done):
             del self._calls[call.number]
