@@ -79,11 +79,11 @@ def main(arguments: list[str], source: BinaryIO, sink: BinaryIO) -> None:
     sink.flush()
 
 
-def confine(parent: int, memory_bytes: int, cpu_s: int) -> None:
+def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> None:
     """Limit what this process may use, and let it end with the thread that started it, whose process is ``parent``."""
     import resource  # noqa: PLC0415 - so that this can be imported where there is no such module
 
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CPU: cpu_s}
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: cpu_s}
     if sys.platform == "linux":  # elsewhere address space is no measure of memory
         limits[resource.RLIMIT_AS] = memory_bytes
     for limit, value in limits.items():

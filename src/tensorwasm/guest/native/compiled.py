@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _kept: Final[list[Any]] = []
 """Numba's objects: others hold only addresses of their code."""
 
+not_kept: Final[list[OSError]] = []
+"""Why code that was compiled is not in the cache, such as a full disk. It runs all the same."""
+
 _LAUNCH: Final[tuple[ValType, ...]] = ("i64", *("i32",) * 9)
 
 
@@ -155,6 +158,12 @@ def _cache_in(folder: Path, function: Callable[..., int | None]) -> FunctionCach
 
     class Cache(FunctionCache):  # type: ignore[misc]
         _impl_class = Implementation
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            try:
+                super().save_overload(sig, data)
+            except OSError as error:
+                not_kept.append(error)
 
     return Cache(function)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from tensorwasm.guest.engine.compiler_process import confine
 from tensorwasm.guest.imports.suspension import SuspensionCode
 from tensorwasm.guest.native.structures import NO_ENTRIES, Entries, PythonCallbacks
+from tensorwasm.values import MIB
 
 PARTS: Final = 2
 """Processes that fill an empty cache side by side."""
@@ -33,6 +34,9 @@ _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _loading = threading.Event()
 """Set while `begin_loading` loads everything: callers that have a fallback in Python use that meanwhile."""
+_lock_of_works: Final = threading.Lock()
+_works: Final[set[Callable[[], object]]] = set()
+"""What is done once that has ended."""
 _loaded: Final = threading.Event()
 """Set once `load_kept` has loaded everything: in processes forked from this one nothing is to be loaded."""
 _FULL: Final = "full"
@@ -40,15 +44,30 @@ _FULL: Final = "full"
 _FILLING: Final = "filling"
 """Name of a file there that is locked by the process that compiles: others would only slow it down."""
 _THREADS: Final = "OPENBLAS_NUM_THREADS"
-_PR_SET_PDEATHSIG: Final = 1
+NICE: Final = 3
+"""How far they step back from calls that are made meanwhile: their weight is half of others'. Calls with a GPU wait for
+them, and at a tenth, beside other work of the machine, for longer than their deadlines."""
+_PART_BYTES: Final = 4096 * MIB
+"""Address space of a process that compiles a part, which takes a tenth of it."""
+_PART_CPU_S: Final = 600
+_FILE_BYTES: Final = 64 * MIB
 _LONGEST_FIELDS: Final = 4
 """Host functions whose compilation takes as long as all the rest."""
 _ADDRESS = (ctypes.c_uint64, ctypes.c_uint64)
 
 
 def is_loading() -> bool:
-    """Return whether compiled code is being loaded for all: nothing that was made without it may be kept then."""
+    """Return whether compiled code is being loaded for all: what is made without it now is to be made anew later."""
     return _loading.is_set()
+
+
+def once_loaded(work: Callable[[], object]) -> None:
+    """Have something done when `is_loading` has become false: now, or on the thread that loads. It must not raise."""
+    with _lock_of_works:
+        if _loading.is_set():
+            _works.add(work)
+            return
+    work()
 
 
 def may_have_fibers() -> bool:
@@ -172,7 +191,12 @@ def _load_all() -> None:
         load_oneshot_fiber()
         _oneshot()
     finally:
-        _loading.clear()
+        with _lock_of_works:
+            _loading.clear()
+            works = [*_works]
+            _works.clear()
+        for work in works:
+            work()
 
 
 def _open_cache() -> Path | None:
@@ -187,30 +211,41 @@ def _open_cache() -> Path | None:
 
 
 def _fill_cache() -> None:
-    """Have other processes compile everything, unless that was done before, or another process of this user does it."""
+    """Have other processes compile everything, unless that was done before, or another process of this user does it.
+
+    What they leave undone is compiled in this process.
+    """
     folder = _open_cache()
     if folder is None or (folder / _FULL).exists():
         return
-    with (folder / _FILLING).open("wb") as filling:
-        fcntl.flock(filling, fcntl.LOCK_EX)
-        if (folder / _FULL).exists():
-            return
-        with ExitStack() as children:
-            made = [children.enter_context(_start_part(part)) for part in range(PARTS)]
-        if not any(child.returncode for child in made):
-            (folder / _FULL).touch(mode=0o600)
+    try:
+        with (folder / _FILLING).open("wb") as filling:
+            fcntl.flock(filling, fcntl.LOCK_EX)
+            if (folder / _FULL).exists():
+                return
+            with ExitStack() as children:
+                made = [children.enter_context(_start_part(part)) for part in range(PARTS)]
+            if not any(child.returncode for child in made):
+                (folder / _FULL).touch(mode=0o600)
+                return
+        why = ", ".join(f"exit code {child.returncode}" for child in made if child.returncode)
+    except OSError as error:  # such as a folder that cannot be written
+        why = str(error)
+    _log.warning("host functions are compiled in this process, which slows its calls: no other could: %s", why)
 
 
 def _start_part(part: int) -> subprocess.Popen[bytes]:
     """Start a process that compiles a part, and ends with this thread."""
-    command = f"from {__name__} import compile_part; compile_part({part})"
-    return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL)  # noqa: S603 - this package's own
+    command = f"from {__name__} import compile_part; compile_part({part}, {os.getpid()})"
+    return subprocess.Popen(  # noqa: S603 - this package's own
+        [sys.executable, "-c", command], stdin=subprocess.DEVNULL, env={**os.environ, _THREADS: "1"}
+    )
 
 
-def compile_part(part: int) -> None:
-    """Compile one of `PARTS` of this package's code into the cache."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def compile_part(part: int, parent: int) -> None:
+    """Compile one of `PARTS` of this package's code into the cache, where the process ``parent`` waits for that."""
+    os.nice(NICE)
+    confine(parent, _PART_BYTES, _PART_CPU_S, _FILE_BYTES)
     from tensorwasm.guest.native import compiled  # noqa: PLC0415 - it imports Numba
 
     fields = tuple(compiled.SOURCES)
@@ -223,3 +258,5 @@ def compile_part(part: int) -> None:
             compiled.make_oneshot,
         ):
             make()
+    if compiled.not_kept:
+        raise compiled.not_kept[0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 from tensorwasm import settings
 from tensorwasm.errors import InvalidArgs, TensorWasmError
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
-from tensorwasm.guest.native.loading import is_loading, load_oneshot
+from tensorwasm.guest.native.loading import is_loading, load_oneshot, once_loaded
 from tensorwasm.guest.reactor.preemption_timer import find_timer
 from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
@@ -100,8 +100,8 @@ CONDITIONS: Final = (
         lambda asked: not asked.granted.cuda,
     ),
     Condition(
-        "compiled code has been loaded, as far as it will be",
-        lambda asked: asked.granted.cuda or not is_loading(),  # else its sandboxes would stay slow
+        "it begins with the module's own state, or compiled code has been loaded, as far as it will be",
+        lambda asked: asked.saved is None or not is_loading(),  # else its sandboxes would stay slow
         None,
     ),
     Condition(
@@ -210,6 +210,7 @@ class Dispatcher:
         """Return the plan of a one-shot call on the caller's thread, None if it must be a full one."""
         plan = self.find_plan(export, granted, tenant, memory_kind)
         if plan is None:
+            early = is_loading()  # read first: that may end meanwhile
             generation, target = self._generation, self._module.choose(export)
             plan = plan_one_shot(Question(self._module, target, granted, tenant, resolve_memory_kind(memory_kind)))
             with self._lock:
@@ -217,6 +218,8 @@ class Dispatcher:
                     if len(self.plans) >= _MAX_PLANS:
                         self.plans.clear()
                     self.plans[export, granted.cuda, bool(granted.directories), tenant, memory_kind] = plan
+            if early and plan is not None:
+                once_loaded(self.forget)  # its sandboxes would stay slow
         return plan
 
     def find_plan(
