@@ -29,16 +29,17 @@ HELLO = """(module
   (func (export "_start") (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 16)))))"""
 
 
-def imported(*arguments):
-    """Run a command line; return its output and the modules that it imported."""
+def imported(*arguments, code=0):
+    """Run a command line, which ends with a code; return its output and the modules that it imported."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "tensorwasm.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=100,
         stdin=subprocess.DEVNULL,
     )
+    assert done.returncode == code, done.stderr
     return done.stdout, set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
 
 
@@ -72,6 +73,12 @@ def test_the_version_needs_no_command():
     assert not [
         name for name in modules if name in {"typer", "pydantic", "tensorwasm.cli.app", "tensorwasm.cli.local.run"}
     ]
+
+
+def test_a_server_is_not_held_up_by_the_commands_that_it_is_not(tmp_path):
+    _, modules = imported("serve", "--addr", "nowhere", "--data", tmp_path, code=2)
+    assert "tensorwasm.server.process.supervisor" in modules
+    assert not modules & {"typer", "pydantic", "asyncio", "tensorwasm.cli.app", "tensorwasm.service"}
 
 
 def test_help_needs_no_guest():

@@ -23,8 +23,8 @@ app = typer.Typer(
 for _command in (
     for_typer(run.run),
     operating.doctor,
-    serving.serve,
-    serving.reload,
+    for_typer(serving.serve),
+    for_typer(serving.reload),
     operating.broker,
     operating.bench,
     functions.deploy,

@@ -1,6 +1,6 @@
 """One command line from its start to its exit code: errors become one line, never a traceback.
 
-Plain command lines of `run` and ``--version`` do without Typer, whose import takes longer than they do.
+Plain command lines of `run`, `serve` and ``--version`` do without Typer, whose import takes longer than they do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -61,16 +61,30 @@ def _run(arguments: Sequence[str]) -> object:
         print(f"tensor-wasm {package_version()}")
         return 0
     if arguments[:1] == ["run"]:
-        from tensorwasm.cli import options  # noqa: PLC0415 - only if it is asked for
-        from tensorwasm.cli.local import run  # noqa: PLC0415 - the same
+        from tensorwasm.cli.local.run import run  # noqa: PLC0415 - only if it is asked for
 
-        given = options.parse(run.run, arguments[1:])
-        if given is not None:
-            return run.run(**given)
+        outcome = _run_plain(run, arguments[1:])
+    elif arguments[:1] == ["serve"]:
+        from tensorwasm.cli.local.serving import serve  # noqa: PLC0415 - the same
+
+        gc.enable()
+        outcome = _run_plain(serve, arguments[1:])
+    else:
+        outcome = None
+    if outcome is not None:
+        return outcome
     from tensorwasm.cli import app  # noqa: PLC0415 - Typer, and every command
 
     gc.enable()
     return app.run_line(arguments)
+
+
+def _run_plain(command: Callable[..., int], words: Sequence[str]) -> int | None:
+    """Run a command if its line can be read without Typer, and return its exit code; else None."""
+    from tensorwasm.cli import options  # noqa: PLC0415 - only if it is asked for
+
+    given = options.parse(command, words)
+    return None if given is None else command(**given)
 
 
 def _report(error: TensorWasmError) -> int:

@@ -44,6 +44,7 @@ Env = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="A variable 
 
 _READERS: Final[Mapping[Any, tuple[re.Pattern[str], Callable[[str], Any]]]] = {
     str: (re.compile(r".*", re.DOTALL), str),
+    Path: (re.compile(r".*", re.DOTALL), Path),
     int: (re.compile(r"[0-9]{1,9}", re.ASCII), int),
     float: (re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII), float),
 }
@@ -53,11 +54,11 @@ def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any
     """Return the keyword arguments of a command line, or None for a line that Typer must read.
 
     Args:
-        command: has as its parameters a path and a list of texts, annotated with `Argument`, and options, annotated
-            with `Option`: texts, numbers, lists of texts, and flags that are False by default.
+        command: has as its parameters a path and a list of texts, annotated with `Argument`, or neither, and options,
+            annotated with `Option`: texts, paths, numbers, lists of texts, and flags that are False by default.
         words: the words after its name.
     """
-    (first, rest), options = _split(typing.get_type_hints(command, include_extras=True))
+    arguments, options = _split(typing.get_type_hints(command, include_extras=True))
     given: dict[str, Any] = {}
     left, taken = list(words), []
     while left:
@@ -88,9 +89,18 @@ def parse(command: Callable[..., object], words: Sequence[str]) -> dict[str, Any
             given.setdefault(name, []).append(value)
         else:
             given[name] = read(value)
+    named = _name(taken, arguments)
+    return None if named is None else given | named
+
+
+def _name(taken: list[str], arguments: list[str]) -> dict[str, Any] | None:
+    """Return positional arguments by name, or None if there are too few or too many."""
+    if not arguments:
+        return None if taken else {}
     if not taken or not all(taken):
         return None
-    return given | {first: Path(taken[0])} | ({rest: taken[1:]} if taken[1:] else {})
+    first, rest = arguments
+    return {first: Path(taken[0])} | ({rest: taken[1:]} if taken[1:] else {})
 
 
 def _split(hints: Mapping[str, Any]) -> tuple[list[str], dict[str, tuple[str, Option, Any]]]:

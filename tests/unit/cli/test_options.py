@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwasm.cli.local.run import run
+from tensorwasm.cli.local.serving import serve
 from tensorwasm.cli.options import Argument, Option, for_typer, parse
 
 SEEN: list[dict[str, object]] = []
@@ -23,13 +24,23 @@ def command(
     *,
     text: Annotated[str | None, Option("A text.")] = None,
     two_words: Annotated[int | None, Option("A number.", metavar="N", min=3)] = None,
+    folder: Annotated[Path | None, Option("A folder.")] = None,
     share: Annotated[float | None, Option("A part.")] = None,
     each: Annotated[list[str] | None, Option("Texts.", flag="--item")] = None,
     loud: Annotated[bool, Option("A flag.")] = False,
 ) -> None:
     """Say what was given."""
     SEEN.append(
-        {"file": file, "rest": rest, "text": text, "two_words": two_words, "share": share, "each": each, "loud": loud}
+        {
+            "file": file,
+            "rest": rest,
+            "text": text,
+            "two_words": two_words,
+            "folder": folder,
+            "share": share,
+            "each": each,
+            "loud": loud,
+        }
     )
 
 
@@ -55,7 +66,9 @@ def with_typer(words):
 values = st.sampled_from(
     ["x", "", "3", "2", "12", "1.5", "1e3", "-1", "--", "-", "a=b", " 4", "1_0", "٣", "nan", "é\n"]
 )
-flags = st.sampled_from(["--text", "--two-words", "--share", "--item", "--loud", "--no-loud", "--tex", "-t", "--nope"])
+flags = st.sampled_from(
+    ["--text", "--two-words", "--folder", "--share", "--item", "--loud", "--no-loud", "--tex", "-t", "--nope"]
+)
 words = st.lists(values | flags | st.builds("{}={}".format, flags, values), max_size=7)
 
 
@@ -88,6 +101,29 @@ def test_parsed_options_equal_those_of_typer(line):
 )
 def test_plain_lines_of_run_are_parsed_without_typer(line, given_):
     assert parse(run, line) == given_
+
+
+@pytest.mark.parametrize(
+    ("line", "given_"),
+    [
+        ([], {}),
+        (
+            ["--addr", "unix:/s", "--data=d", "--token", "a:tenant=1,2", "--token=b", "--workers", "2"],
+            {"addr": "unix:/s", "data": Path("d"), "token": ["a:tenant=1,2", "b"], "workers": 2},
+        ),
+        (["--allow-plaintext-public", "--device", "cuda:1"], {"allow_plaintext_public": True, "device": "cuda:1"}),
+    ],
+)
+def test_plain_lines_of_serve_are_parsed_without_typer(line, given_):
+    assert parse(serve, line) == given_
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["--help"], ["here"], ["--", "here"], ["--workers", "0"], ["--workers", "x"], ["--no-allow-plaintext-public"]],
+)
+def test_help_and_invalid_lines_of_serve_are_left_to_typer(line):
+    assert parse(serve, line) is None
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
-from tensorwasm.cli.local.operating import ChosenDevice
-from tensorwasm.cli.options import without_none
+from tensorwasm.cli.local.run import ChosenDevice
+from tensorwasm.cli.options import Option, without_none
 from tensorwasm.errors import InvalidArgs
 from tensorwasm.settings import current
 
@@ -21,60 +19,60 @@ MAX_WORKERS: Final = 200
 _POLICIES: Final = {None: None, "optional": "0", "required": "1"}
 
 Address = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Address to listen at, or unix:PATH; port 0 takes a free one.")
+    str, Option(metavar="HOST:PORT", help="Address to listen at, or unix:PATH; port 0 takes a free one.")
 ]
 Tokens = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="TOKEN[:tenant=1,2]",
         help="A token that is valid besides those of the database. Repeatable. [env: TENSOR_WASM_API_TOKENS]",
     ),
 ]
 TenantHeaderPolicy = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="POLICY",
         help="Whether requests must name their tenant: optional or required. [env: TENSOR_WASM_API_REQUIRE_TENANT]",
     ),
 ]
 Origins = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="ORIGIN",
         help="Origin that browsers may call from. Repeatable. [env: TENSOR_WASM_API_CORS_ALLOWED_ORIGINS]",
     ),
 ]
 MaxBody = Annotated[
     int | None,
-    typer.Option(metavar="BYTES", min=1, help="Longest body of a request. [env: TENSOR_WASM_API_MAX_BODY, in MiB]"),
+    Option(metavar="BYTES", min=1, help="Longest body of a request. [env: TENSOR_WASM_API_MAX_BODY, in MiB]"),
 ]
 AllowPlaintext = Annotated[
     bool,
-    typer.Option(
+    Option(
         help="Listen without authentication at an address of the network. [env: TENSOR_WASM_ALLOW_PLAINTEXT_PUBLIC]"
     ),
 ]
 TlsCert = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Certificate and chain (PEM): speak TLS. [env: TENSOR_WASM_TLS_CERT]"),
+    Option(metavar="FILE", help="Certificate and chain (PEM): speak TLS. [env: TENSOR_WASM_TLS_CERT]"),
 ]
 TlsKey = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM). [env: TENSOR_WASM_TLS_KEY]")
+    Path | None, Option(metavar="FILE", help="Private key of the certificate (PEM). [env: TENSOR_WASM_TLS_KEY]")
 ]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         metavar="FILE",
         help="Authorities (PEM) by which clients' certificates must be signed. [env: TENSOR_WASM_TLS_CLIENT_CA]",
     ),
 ]
 DataFolder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of all stored data, made if it does not exist. [env: TENSOR_WASM_DATA]"),
+    Option(metavar="DIR", help="Folder of all stored data, made if it does not exist. [env: TENSOR_WASM_DATA]"),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
+    Option(
         metavar="N",
         min=1,
         help="Processes that take requests, at most 200. [env: TENSOR_WASM_WORKERS; default: the processors, less one "
