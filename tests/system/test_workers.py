@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import replace
@@ -549,6 +550,39 @@ def test_a_worker_without_its_device_says_so_at_once():
         pytest.raises(DeviceUnavailable, match=r"there is no cuda:7"),
     ):
         ask(executor, "any").result(SOON_S)
+
+
+def await_state(executor, state):
+    """Wait until the only worker is in a state; return its statistics."""
+    ends_s = time.monotonic() + SOON_S
+    while (found := executor.workers()[0]).state is not state:
+        assert time.monotonic() < ends_s, found
+    return found
+
+
+def test_what_tenants_share_may_be_started_before_it_is_needed():
+    with WorkerExecutor("emulator", options=options()) as executor:
+        executor.begin()
+        begun = await_state(executor, State.READY)
+        assert told(executor, "ann")["pid"] == begun.pid
+        executor.begin()
+        (worker,) = executor.workers()
+        assert (worker.pid, worker.starts) == (begun.pid, 1)
+
+
+def test_workers_of_one_tenant_are_not_started_before_he_calls(puppets):
+    puppets.begin()
+    assert puppets.workers() == ()
+
+
+def test_a_worker_that_found_no_device_before_it_was_needed_has_a_successor():
+    with WorkerExecutor("cuda:7", isolation="stream", options=options("unfit")) as executor:
+        executor.begin()
+        assert await_state(executor, State.FAILED).number == 1
+        for _ in range(2):
+            with pytest.raises(DeviceUnavailable, match=r"there is no cuda:7"):
+                ask(executor, "any").result(SOON_S)
+        assert [worker.number for worker in executor.workers()] == [2], "the call's own, which stays given up"
 
 
 def test_a_worker_that_is_never_ready_is_not_waited_for_for_ever():

@@ -141,8 +141,10 @@ async def open_service(
         CapacityExhausted: the pool of sandboxes does not fit into this process.
     """
     async with AsyncExitStack() as stack:
-        base = await _open_base(stack, settings, runtime, clock, table)
         workers = workers or Workers.from_settings(settings.isolation, settings.broker)
+        base = await _open_base(stack, settings, runtime, clock, table)
+        stack.push_async_callback(workers.close)  # it is closed before, where calls were opened
+        workers.begin()  # that takes longer than all the rest
         functions = open_functions(stack, base, workers.prepare)
         invocations = await open_invocations(stack, base, functions, workers)
         await base.usage.recall(invocations.admission.quotas)

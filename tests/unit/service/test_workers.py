@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from fakes.services import GUEST, opened
-from tensorwasm import Runtime
+from tensorwasm import Runtime, settings
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.errors import DeviceUnavailable, NotReady
 from tensorwasm.service.invocations import workers as module_under_test
@@ -29,6 +30,10 @@ class Executor:
         self.go = threading.Event()
         self.go.set()
         self.changed = threading.Condition()
+        self.begun = threading.Event()
+
+    def begin(self):
+        self.begun.set()
 
     def read_on(self, reader):
         """No process says anything."""
@@ -63,6 +68,26 @@ def test_the_kernels_of_a_function_that_is_deployed_are_prepared(tmp_path, runti
             await asyncio.to_thread(executor.wait, 1)
             assert executor.taken == [("1", GUEST, None)]
             assert service.invocations.workers.prepared == 3
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "auto", "emulator"])
+def test_workers_of_a_gpu_that_was_chosen_by_name_are_started_with_the_service(tmp_path, runtime, monkeypatch, device):
+    executor = Executor()
+    chosen = replace(settings.current(), device=device)
+    monkeypatch.setattr(settings, "current", lambda: chosen)
+    workers = Workers.from_settings("")
+    workers._open_executor = lambda: executor
+
+    async def story():
+        async with opened(tmp_path, runtime=runtime, workers=workers) as service:
+            if device.startswith("cuda"):
+                assert await asyncio.to_thread(executor.begun.wait, LIMIT_S)
+            else:
+                await service.functions.deploy(1, "with", GUEST, CUDA)
+                await asyncio.to_thread(executor.wait, 1)
+                assert not executor.begun.is_set()
 
     asyncio.run(story())
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import SmPlacement
 
 
@@ -27,6 +28,30 @@ class Load:
     takes: bool = True  # whether it takes requests; one that never will again is not replaced
     used_at: int = 0  # when it was last given a request; larger is later
     long: bool = False  # for tenants whose kernels run long
+
+
+@dataclass(slots=True)
+class PlacedWorker:
+    """A worker, and what placement knows of it."""
+
+    worker: Worker
+    device: int
+    long: bool = False
+    used_at: int = 0
+
+    def load(self, number: int) -> Load:
+        """Return what decides whether it gets a request."""
+        worker = self.worker
+        return Load(
+            number,
+            self.device,
+            worker.tenant,
+            worker.load,
+            worker.held_bytes,
+            worker.lifecycle.takes,
+            self.used_at,
+            self.long,
+        )
 
 
 @dataclass(frozen=True, slots=True)

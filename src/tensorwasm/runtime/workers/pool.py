@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -33,7 +33,7 @@ from tensorwasm.runtime.workers.isolation import Kernels, check_workers, find_pi
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
-from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, choose
+from tensorwasm.runtime.workers.placement import GpuShares, PlacedWorker, Start, choose
 from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import MIB, Isolation
 
@@ -121,7 +121,7 @@ class WorkerExecutor:
         sizes = [share for share in (*self._shares.values(), self._options.multiprocessors) if share is not None]
         self._device_shares = [GpuShares(sizes) for _ in self.devices]
         self._lock = threading.Lock()
-        self._placed: dict[int, _PlacedWorker] = {}
+        self._placed: dict[int, PlacedWorker] = {}
         self._leaving: list[Worker] = []
         self._numbers = count(1)
         self._requests = count(1)
@@ -196,17 +196,33 @@ class WorkerExecutor:
                 shared = self.isolation == "guarded" or (self.isolation == "stream" and not long)
                 if not shared or not 0 <= device < len(self.devices):
                     raise InvalidArgs(f"there is no such worker that tenants share on the device {device}")
-                self._find_shared(device, long=long).connect(link)
+                self._forget_early_failures()
+                placed = self._find_shared(device, long=long)
+                placed.worker.connect(link)
+                placed.used_at = next(self._uses)
         except TensorWasmError:
             link.close()
             raise
 
-    def _find_shared(self, device: int, *, long: bool) -> Worker:
+    def begin(self) -> None:
+        """Start what tenants share, a worker a device, before it is needed; does nothing if they share none."""
+        with self._lock:
+            if not self._closed and self.isolation != "process":
+                for device in range(len(self.devices)):
+                    self._find_shared(device, long=False)
+
+    def _find_shared(self, device: int, *, long: bool) -> PlacedWorker:
         """Return a device's worker for all tenants, started if there is none. The lock is held."""
         for placed in self._placed.values():
             if (placed.device, placed.long, placed.worker.tenant) == (device, long, None):
-                return placed.worker
-        return self._start(Start(device), "", None, long=long).worker
+                return placed
+        return self._start(Start(device), "", None, long=long)
+
+    def _forget_early_failures(self) -> None:
+        """Forget workers that were given up before anybody needed them: the device may be there now."""
+        for number, placed in [*self._placed.items()]:
+            if not placed.used_at and placed.worker.lifecycle.state is State.FAILED:
+                del self._placed[number]
 
     def prepare(self, tenant: str, module: bytes, gpu_bytes: int | None = None) -> None:
         """Have a module's kernels compiled before they are called, as far as their texts are found in it.
@@ -277,6 +293,7 @@ class WorkerExecutor:
                 if placed.long == long and placed.worker.tenant is None and placed.worker.lifecycle.takes:
                     return placed.worker
         self._leaving = [worker for worker in self._leaving if not worker.join(0.0)]
+        self._forget_early_failures()
         loads = [placed.load(number) for number, placed in self._placed.items()]
         decision = choose(loads, owner, len(self.devices), self._most, long=long)
         if decision is None:
@@ -334,7 +351,7 @@ class WorkerExecutor:
         others = [placed.worker.held_by(request.tenant) for placed in self._placed.values() if placed.worker != worker]
         return structs.replace(request, gpu_bytes=max(0, request.gpu_bytes - sum(others)))
 
-    def _start(self, start: Start, tenant: str, owner: str | None, *, long: bool) -> _PlacedWorker:
+    def _start(self, start: Start, tenant: str, owner: str | None, *, long: bool) -> PlacedWorker:
         if start.instead_of is not None:
             idle = self._placed.pop(start.instead_of).worker
             self._order(self._turns[start.device].wish(start.instead_of, ()))
@@ -355,7 +372,7 @@ class WorkerExecutor:
             options = replace(options, backoff=_ASKING)
             connector = partial(self._broker.connect, start.device, long=long)
             worker = Worker(number, options, owner, notices, connector, self._reader)
-        placed = self._placed[number] = _PlacedWorker(worker, start.device, long)
+        placed = self._placed[number] = PlacedWorker(worker, start.device, long)
         return placed
 
     def _specify(self, device: int, number: int, share: int | None) -> WorkerOptions:
@@ -373,26 +390,3 @@ class WorkerExecutor:
             if not placed.worker.lifecycle.takes and placed.worker.tenant in {None, tenant}:
                 return placed.worker.refusal()
         return CapacityExhausted(f"all {len(self._placed)} workers are busy with other tenants' requests")
-
-
-@dataclass(slots=True)
-class _PlacedWorker:
-    """A worker, and what placement knows of it."""
-
-    worker: Worker
-    device: int
-    long: bool = False
-    used_at: int = 0
-
-    def load(self, number: int) -> Load:
-        worker = self.worker
-        return Load(
-            number,
-            self.device,
-            worker.tenant,
-            worker.load,
-            worker.held_bytes,
-            worker.lifecycle.takes,
-            self.used_at,
-            self.long,
-        )

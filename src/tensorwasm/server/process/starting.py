@@ -21,6 +21,7 @@ import uvloop
 
 from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, StorageFull
 from tensorwasm.gc_pause import collect_seldom
+from tensorwasm.gpu.opening import parse_choice
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
 from tensorwasm.runtime.workers.broker import WorkerBroker
@@ -79,9 +80,11 @@ def _run_broker(place: Place, report: Callable[[], object]) -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: stopped.set())
-    isolation = ServiceSettings.from_environment(os.environ).isolation
+    isolation, device = ServiceSettings.from_environment(os.environ).isolation, current().device
     chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
-    with WorkerExecutor(current().device, isolation=chosen) as executor, WorkerBroker(executor, Path(place.broker)):
+    with WorkerExecutor(device, isolation=chosen) as executor, WorkerBroker(executor, Path(place.broker)):
+        if parse_choice(device)[0] == "cuda":
+            executor.begin()
         report()
         report()
         stopped.wait()

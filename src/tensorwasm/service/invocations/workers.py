@@ -1,17 +1,18 @@
-"""`Workers`: the worker processes behind the service, started when a guest first needs a device."""
+"""`Workers`: the worker processes behind the service, started when a guest first needs a device, or at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, InvalidArgs, NotReady, TensorWasmError
+from tensorwasm.gpu.opening import parse_choice
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.options import WorkerStatistics
 from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -31,12 +32,16 @@ _log: Final = logging.getLogger(__name__)
 class Workers:
     """An executor that is opened when first needed. For one event loop.
 
+    Args:
+        open_executor: opens it.
+        early: whether `begin` does something.
+
     Attributes:
         executor: takes requests; None before it was opened.
     """
 
-    def __init__(self, open_executor: Callable[[], WorkerExecutor]) -> None:
-        self._open_executor = open_executor
+    def __init__(self, open_executor: Callable[[], WorkerExecutor], *, early: bool = False) -> None:
+        self._open_executor, self._early = open_executor, early
         self._opening: asyncio.Task[WorkerExecutor] | None = None
         self._preparing: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()  # one of the threads that all work of the service shares
@@ -57,7 +62,8 @@ class Workers:
         if broker:
             return cls(partial(_join_broker, Path(broker)))
         chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
-        return cls(partial(WorkerExecutor, settings.current().device, isolation=chosen))
+        device = settings.current().device
+        return cls(partial(WorkerExecutor, device, isolation=chosen), early=parse_choice(device)[0] == "cuda")
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Return a snapshot of every worker; empty before one is needed."""
@@ -79,19 +85,25 @@ class Workers:
         What comes while many others are looked at is left to the first call.
         """
         if not self._closed and len(self._preparing) < _MAX_PREPARING:
-            task = asyncio.create_task(self._prepare(tenant, module, gpu_bytes))
-            self._preparing.add(task)
-            task.add_done_callback(self._preparing.discard)
+            self._do(self._prepare(tenant, module, gpu_bytes))
+
+    def begin(self) -> None:
+        """Start what tenants share now, if a GPU was chosen by name: then its first call waits for nothing."""
+        if self._early:
+            self._do(self._begin())
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(_report_failure(work))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
 
     async def _prepare(self, tenant: str, module: bytes, gpu_bytes: int | None) -> None:
-        try:
-            executor = await self.open()
-            async with self._looking:
-                await asyncio.to_thread(executor.prepare, tenant, module, gpu_bytes)
-        except TensorWasmError as error:  # a call is told the same
-            _log.info("no kernels are compiled before they are called: %s", error)
-        except Exception:  # noqa: BLE001 - a bug that is to harm no deploy
-            _log.exception("the kernels of a module were not looked for")
+        executor = await self.open()
+        async with self._looking:
+            await asyncio.to_thread(executor.prepare, tenant, module, gpu_bytes)
+
+    async def _begin(self) -> None:
+        (await self.open()).begin()
 
     async def open(self) -> WorkerExecutor:
         """Return the executor, opened on another thread, which may take a minute to find GPUs.
@@ -123,6 +135,16 @@ class Workers:
                 await asyncio.to_thread(executor.drain, limit_s)
         if self._reader is not None:
             self._reader.close()
+
+
+async def _report_failure(work: Coroutine[None, None, None]) -> None:
+    """Do what nobody waits for."""
+    try:
+        await work
+    except TensorWasmError as error:  # a call is told the same
+        _log.info("nothing is made ready for calls with a GPU: %s", error)
+    except Exception:  # noqa: BLE001 - a bug that is to harm no deploy
+        _log.exception("nothing is made ready for calls with a GPU")
 
 
 def _join_broker(path: Path) -> WorkerExecutor:
