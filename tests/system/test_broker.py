@@ -9,16 +9,16 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from wasmtime import wat2wasm
 
-from neighbours import deploy
+from neighbours import deploy, until
 from oracles.leftovers import Before
 from servers import running_server
-from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvokeTimeout
+from tensorwasm.errors import CapacityExhausted, DeviceFault, DeviceUnavailable, InvalidArgs, InvokeTimeout
 from tensorwasm.runtime import Grants
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers import frames
@@ -311,6 +311,38 @@ def test_a_front_waits_for_a_broker_that_is_long_away_and_says_so_once(tmp_path,
             owner.connect = lambda link, *_, **__: (link.close(), come.set())
             with WorkerBroker(owner, path):
                 assert come.wait(SOON_S)
+
+
+def test_a_broker_that_leaves_has_the_calls_that_it_had_and_the_next_one_all_others(tmp_path):
+    path, gone, next_one = tmp_path / "broker.sock", threading.Event(), []
+    with (
+        WorkerExecutor("emulator") as owner,
+        WorkerExecutor("emulator") as next_owner,
+        WorkerBroker(owner, path) as one,
+    ):
+
+        def may_follow():
+            with suppress(InvalidArgs):
+                next_one.append(WorkerBroker(next_owner, path))
+            return next_one
+
+        assert not may_follow()
+        with WorkerExecutor(broker=path) as front:
+            held = hold(front, "ann")
+            one.leave(gone.set)
+            until(may_follow)
+            with next_one[0], WorkerExecutor(broker=path) as other:
+                assert add(other) == (5,)
+                assert add(front) == (5,), "on the connection that it has"
+                assert [len(each.workers()) for each in (owner, next_owner)] == [1, 1]
+                assert pid_of(front) != pid_of(other)
+                one.leave(gone.set)  # again
+                assert path.exists(), "it is another's now"
+                assert not held.done()
+                assert not gone.is_set()
+            assert not path.exists()
+        assert gone.wait(SOON_S)
+        assert isinstance(held.exception(SOON_S), CapacityExhausted)
 
 
 def test_a_front_without_a_broker_says_how_to_start_one(tmp_path):

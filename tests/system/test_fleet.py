@@ -6,13 +6,30 @@ import re
 import signal
 from contextlib import ExitStack
 
+from wasmtime import wat2wasm
+
 from fakes.services import ADD, SUB
 from loads import Load, reload
 from neighbours import deploy, until
 from servers import running_server
-from victims import birth_of, by_role
+from victims import birth_of, by_role, children
 
 FRONTS = 2
+STAY_MS = 15_000
+STAYS = bytes(
+    wat2wasm("""(module
+  (import "wasi:tensor/host@0.1.0" "emit-chunk" (func $emit (param i32 i32) (result i32)))
+  (import "wasi:scheduler/host@0.1.0" "deadline-remaining-ms" (func $left (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "az")
+  (func (export "add") (param i32 i32) (result i32) (i32.add (local.get 0) (local.get 1)))
+  (func (export "stay")
+    (drop (call $emit (i32.const 0) (i32.const 1)))
+    (loop $again (br_if $again (i32.gt_u (call $left) (i32.const 5000))))
+    (drop (call $emit (i32.const 1) (i32.const 1)))))""")
+)
+"""``stay`` ends five seconds before its deadline."""
+
 MOST = 20
 """Connections after which each front must have one."""
 
@@ -75,12 +92,47 @@ def test_a_reload_loses_no_call_of_many_connections_and_no_line_of_the_audit_log
         server, _, loads = started(stack, tmp_path)
         before = roles(server)
         replaced = [f"front {number} of {FRONTS} is replaced" for number in range(1, FRONTS + 1)]
-        assert reload(server) == (0, "\n".join([*replaced, "the primary is replaced", ""]), "")
+        told = ["the broker of GPU workers is replaced", *replaced, "the primary is replaced", ""]
+        assert reload(server) == (0, "\n".join(told), "")
         go_on(loads)
         after = roles(server)
-        for role in ("front", "primary"):
+        for role in ("front", "primary", "broker"):
             assert not set(before[role]) & set(after[role])
     assert [load.wrong() for load in loads] == [[]] * len(loads)
     lines = map(json.loads, (tmp_path / "data" / "audit.log").read_text().splitlines())
     called = [line["request_id"] for line in lines if line.get("action") == "invoke_function"]
     assert len(called) == len(set(called)) == sum(len(load.answers) for load in loads)
+
+
+def test_a_reload_replaces_the_broker_and_leaves_a_call_in_its_workers_alone(tmp_path):
+    own = {"TENSOR_WASM_DEVICE": "emulator", "TMPDIR": str(tmp_path)}
+    with (
+        running_server(tmp_path / "data", "--workers", str(FRONTS), environment=own) as server,
+        server.client() as client,
+    ):
+        function = deploy(client, STAYS, "stays", grants=["cuda"])
+        until(lambda: roles(server).get("broker"))
+        (before,) = roles(server)["broker"]
+
+        def add(client):
+            called = client.post(f"/functions/{function}/invoke", json={"export": "add", "args": [2, 3]})
+            return called.json().get("result") == [5]
+
+        call = {"export": "stay", "deadline_ms": STAY_MS}
+        with client.stream("POST", f"/functions/{function}/invoke-stream", json=call, timeout=60) as stream:
+            chunks = stream.iter_raw(1)
+            assert next(chunks) == b"a"
+            (worker,) = children(before)
+            assert reload(server)[0] == 0
+            assert birth_of(worker) is not None, "the call is in it"
+            (after,) = {*roles(server)["broker"]} - {before}
+            with server.client() as later:
+                assert add(later)
+            assert children(after) != [], "that call was made in a worker of the new broker"
+            assert b"".join(chunks) == b"z", "the call in the old one has all its time"
+        until(lambda: birth_of(before) is None and birth_of(worker) is None)
+        assert roles(server)["broker"] == [after]
+        with server.client() as later:
+            assert add(later)
+        assert server.stop() == 0
+    assert list(tmp_path.glob("tensor-wasm-*")) == []

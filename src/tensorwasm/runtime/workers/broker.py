@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +57,13 @@ class WorkerBroker:
         self._executor = executor
         self._path = path
         held = _lock(path)
-        self._held: int | None = held
         try:
             self._listener = _listen(path)
         except InvalidArgs:
             os.close(held)
             raise
+        self._held: int | None = held  # None once the path is another broker's to take
+        self._gone: Callable[[], object] = int  # called once nobody has a connection, if this leaves
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._callers: dict[socket.socket, _Caller] = {}  # the first that came first
@@ -69,16 +71,16 @@ class WorkerBroker:
         self._thread = threading.Thread(target=self._keep, name="tensorwasm-broker", daemon=True)
         self._thread.start()
 
+    def leave(self, gone: Callable[[], object]) -> None:
+        """Leave the path to the next broker, and call a function once no front has a connection any more."""
+        self._gone = gone
+        with suppress(OSError):  # this is closed
+            self._waker.send(b"\0")
+
     def close(self) -> None:
         """Hand out no more connections; those that fronts have go on while the executor's workers do. Idempotent."""
-        if self._held is None:
-            return
-        with suppress(OSError):
-            self._path.unlink()
         self._waker.close()
         self._thread.join()
-        os.close(self._held)
-        self._held = None
 
     def __enter__(self) -> Self:
         return self
@@ -91,12 +93,25 @@ class WorkerBroker:
         try:
             self._selector.register(self._woken, selectors.EVENT_READ)
             self._selector.register(self._listener, selectors.EVENT_READ)
-            while self._turn():
+            while self._turn() and (self._held is not None or self._callers or self._fronts):
                 pass
         finally:
-            for link in (*self._callers, *self._fronts, self._listener, self._woken):
+            if self._held is not None:
+                self._give_path(self._held)
+            for link in (*self._callers, *self._fronts, self._woken):
                 link.close()
             self._selector.close()
+            self._gone()
+
+    def _give_path(self, held: int) -> None:
+        """Listen no more, and leave nothing at the path."""
+        with suppress(OSError):
+            self._path.unlink()
+        with suppress(KeyError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        os.close(held)
+        self._held = None
 
     def _turn(self) -> bool:
         """Do what is to be done next; return whether to go on."""
@@ -104,10 +119,13 @@ class WorkerBroker:
         wait_s = None if ends_s == math.inf else max(0.0, ends_s - time.monotonic())
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._woken:
-                return False
-            if key.fileobj is self._listener:
+                if not self._woken.recv(1):
+                    return False
+                if self._held is not None:
+                    self._give_path(self._held)
+            elif key.fileobj is self._listener and self._held is not None:
                 self._accept()
-            elif isinstance(key.fileobj, socket.socket):
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj is not self._listener:
                 self._listen_to(key.fileobj)
         now_s = time.monotonic()
         for link in [link for link, caller in self._callers.items() if caller.ends_s <= now_s]:

@@ -73,6 +73,7 @@ class Member:
     """A process of the fleet.
 
     Attributes:
+        role: what it does, also once it leaves its slot.
         release: the number of the last reload before it was started.
         slot: None for one that leaves a slot that has another.
         announces: it says where it listens.
@@ -82,6 +83,7 @@ class Member:
     """
 
     process: SupervisedProcess
+    role: Role
     release: int
     slot: Slot | None = None
     announces: bool = False
@@ -219,12 +221,12 @@ class Fleet:
         if process is None:
             return None
         self._rows.discard(row)
-        member = Member(process, self.release, slot, announces, row)
+        member = Member(process, slot.role, self.release, slot, announces, row)
         self.members.append(member)
         return member
 
-    def leave(self, member: Member, due_s: float) -> None:
-        """Let a process take no more requests, and end when it has answered those that it has."""
+    def leave(self, member: Member, due_s: float | None) -> None:
+        """Let a process take no more requests, and end when it has answered those that it has, or at that time."""
         self._end(member, signal.SIGUSR1, due_s)
 
     def drop(self, member: Member) -> None:
@@ -317,14 +319,14 @@ class Fleet:
         """Stop the primary, or what serves alone, once there are no fronts, and then the broker."""
         if any(self._fronts()):
             return
-        owners = [each for each in self.members if each.slot is not None and each.slot.role != "broker"]
+        owners = [each for each in self.members if each.role != "broker"]
         for member in owners or self.members:
             if not member.leaving:
                 self._end(member, signal.SIGTERM, None)
 
     def _fronts(self) -> Iterator[Member]:
         """Return the fronts that there are, with those that leave."""
-        return (each for each in self.members if each.slot is None or each.slot.role == "front")
+        return (each for each in self.members if each.role == "front")
 
 
 def rows_of(workers: int) -> int:

@@ -2,7 +2,8 @@
 
 A front is replaced once the new process is ready; the old one then finishes what it has. What serves alone, or is the
 primary, owns the database: it ends once the next template has loaded the server, before the new process begins. The
-broker goes on, because calls are in its workers; a process that no longer understands it has workers of its own.
+broker is the first: those that are replaced after it find their GPU workers at the new one, and the old one, which has
+the calls of all others, ends with the last of them.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Reloader:
         fleet = self._fleet
         fleet.release += 1
         fronts = [slot for slot in fleet.slots if slot.role == "front"]
-        self._steps = _Steps([*fronts, fleet.slots[0]], now_s + self._step_s)
+        brokers = [slot for slot in fleet.slots if slot.role == "broker"]
+        self._steps = _Steps([*brokers, *fronts, fleet.slots[0]], now_s + self._step_s)
         self._save(replace(self._state, begun=fleet.release, progress=""))
         if not fleet.starter.renew():
             self._give_up("no process can be started")
@@ -120,7 +122,7 @@ class Reloader:
             return old is not None and old.process.ready
         if fleet.starter.loaded is None:
             self._give_up("the new release cannot be loaded")
-        elif slot.role != "front":
+        elif slot.role in {"alone", "primary"}:
             if fleet.starter.loaded and not old.leaving:
                 fleet.leave(old, now_s + 2 * self._drain_s + OWNER_S)
         elif new is None:
@@ -128,10 +130,12 @@ class Reloader:
                 slot.successor = fleet.start(slot)
                 if slot.successor is None:
                     self._give_up("no process can be started")
-        elif new.process.ready:
+        elif new.process.ready or (
+            new.process.serves and slot.role == "broker"
+        ):  # which waits for the old one's socket
             slot.current, slot.successor, old.slot = new, None, None
-            fleet.leave(old, now_s + self._drain_s + REST_S + END_S)
-            return True
+            fleet.leave(old, now_s + self._drain_s + REST_S + END_S if slot.role == "front" else None)
+            return new.process.ready
         return False
 
     def _lost(self, slot: Slot) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 import uvloop
 
-from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, StorageFull
+from tensorwasm.errors import DatabaseOwned, EngineMismatch, HostError, InternalError, InvalidArgs, StorageFull
 from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.gpu.opening import parse_choice
 from tensorwasm.guest.engine.capi import check_bindings
@@ -76,18 +76,37 @@ def run(options: ServeOptions, report: Callable[[], object]) -> None:
 
 
 def _run_broker(place: Place, report: Callable[[], object]) -> None:
-    """Have the GPU workers of all processes of this server, until a signal stops it. Blocks."""
+    """Have the GPU workers of all processes of this server, until a signal stops it. Blocks.
+
+    SIGUSR1 makes room for the next broker: this one ends with the last process that is connected to its workers.
+    """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: stopped.set())
     isolation, device = ServiceSettings.from_environment(os.environ).isolation, current().device
     chosen = checked_isolation("TENSOR_WASM_API_ISOLATION", isolation) if isolation else None
-    with WorkerExecutor(device, isolation=chosen) as executor, WorkerBroker(executor, Path(place.broker)):
+    with WorkerExecutor(device, isolation=chosen) as executor:
         if parse_choice(device)[0] == "cuda":
             executor.begin()
         report()
-        report()
-        stopped.wait()
+        broker = _open_broker(executor, Path(place.broker), stopped)
+        if broker is None:
+            return
+        with broker:
+            signal.signal(signal.SIGUSR1, lambda *_: broker.leave(stopped.set))
+            report()
+            stopped.wait()
+
+
+def _open_broker(executor: WorkerExecutor, path: Path, stopped: threading.Event) -> WorkerBroker | None:
+    """Return a broker, once the one before has left the path; None if a signal came first. Blocks."""
+    while not stopped.is_set():
+        try:
+            return WorkerBroker(executor, path)
+        except InvalidArgs as error:
+            _log.info("the broker waits: %s", error.message)
+        stopped.wait(OWNED_AGAIN_S)
+    return None
 
 
 async def _run(options: ServeOptions, report: Callable[[], object]) -> None:

@@ -223,6 +223,78 @@ def test_a_reload_replaces_each_front_once_its_successor_is_ready_and_the_primar
     assert made.kept == [True]
 
 
+def begin_with_the_broker(made):
+    """Let a reload of a fleet replace its broker; return the old one and the new one."""
+    (old,) = made.serving("broker")
+    made.reload()
+    made.load()
+    made.update()
+    (new,) = (each for each in made.serving("broker") if each is not old)
+    assert old.signals == [], "the new one has opened nothing yet"
+    new.report()
+    made.update()
+    assert old.signals == [signal.SIGUSR1], "the new one waits for its socket"
+    assert len(made.serving("front")) == 2, "those that come must find that socket"
+    new.report()
+    made.update()
+    return old, new
+
+
+def ready_with_a_broker():
+    made = FakeFleet(2, broker=True)
+    made.settle()
+    return made
+
+
+def test_a_reload_begins_with_the_broker_and_leaves_the_old_one_to_its_calls():
+    made = ready_with_a_broker()
+    old, new = begin_with_the_broker(made)
+    while made.states[-1].ended != 1:
+        for each in made.alive:
+            each.report()
+            if signal.SIGUSR1 in each.signals and each is not old:
+                each.code = 0
+        made.update()
+    assert made.states[-1].failed == ""
+    made.update(100 * STEP_S)
+    assert old.alive, "calls of other processes may be in its workers"
+    fronts = {each.pid for each in made.serving("front")}
+    made.die(made.serving("primary")[0], -9)
+    follow(made)
+    assert set(made.serving("primary")[0].options.place.fronts) == fronts, "it is none of those that the primary awaits"
+    made.settle()
+    assert not old.alive
+    assert made.serving("broker") == [new]
+    made.stop()
+    made.settle()
+    assert made.fleet.outcome == 0
+
+
+def test_a_server_that_stops_during_a_reload_ends_its_old_broker_with_its_last_user():
+    made = ready_with_a_broker()
+    old, new = begin_with_the_broker(made)
+    made.stop()
+    assert old.signals == [signal.SIGUSR1]
+    for role in ("front", "primary"):
+        assert new.signals == []
+        for each in made.alive:
+            each.code = 0 if each.role == role else None
+        made.update()
+    assert new.signals == [signal.SIGTERM]
+    made.settle()
+    assert made.fleet.outcome == 0
+
+
+def test_a_new_broker_that_dies_with_the_socket_is_followed_by_another():
+    made = ready_with_a_broker()
+    _, new = begin_with_the_broker(made)
+    made.die(new, -9)
+    follow(made)
+    assert len(made.serving("broker")) == 1
+    made.settle()
+    assert made.states[-1].failed == ""
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_owns_the_database_ends_before_its_successor_begins(workers):
     made, role = ready(workers), "alone" if workers == 1 else "primary"
@@ -381,11 +453,12 @@ def act(made, name, which=0, code=1):
 
 def check(made, workers):
     begun = made.alive
-    owners = [each for each in begun if each.role != "front"]
+    owners = [each for each in begun if each.role not in {"front", "broker"}]
     assert len(owners) <= 1, "two would own the database"
-    rows = [each.options.place.row for each in begun if each.options.place]
+    rows = [each.options.place.row for each in begun if each.options.place and each.role != "broker"]
     assert len(set(rows)) == len(rows)
     assert all(0 <= row < rows_of(workers) for row in rows)
+    assert len(made.serving("broker")) <= 2
     assert all((each.options.place.row == 0) == (each.role == "primary") for each in begun if each.options.place)
     assert len(made.serving("front")) <= workers + 1
     assert {id(each.process) for each in made.fleet.members} >= {id(each) for each in made.alive}
@@ -394,7 +467,7 @@ def check(made, workers):
 @given(st.integers(1, 3), st.lists(ACTIONS, max_size=60), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_whatever_dies_and_when_a_server_comes_again_or_ends_as_a_whole(workers, actions, stops):
-    made = FakeFleet(workers)
+    made = FakeFleet(workers, broker=True)
     for action in actions:
         act(made, *action)
         made.update()
