@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import product
 
 import httpx
 
@@ -21,6 +22,9 @@ SOON_S = 330.0
 
 SLACK_S = 0.5
 """By how much clocks of clients and of processes that wait for a processor may differ."""
+
+NEAR_S = 4.0
+"""How near to an answer a kill is told that may explain what it lost."""
 
 ENDED = ("completed", "failed", "cancelled", "dead")
 
@@ -188,8 +192,18 @@ def lost_to_kills(answered, kills, windows):
         kills: when a process was killed, and what it did.
         windows: seconds by what a process did.
     """
-    spans = [(at - windows[role] - SLACK_S, at) for at, role in kills if role in windows]
-    return sum(any(begin <= each <= end + SLACK_S for begin, end in spans) for each in answered)
+    spans = [(at - windows[role] - SLACK_S, at + SLACK_S) for at, role in kills if role in windows]
+    return sum(any(begin <= each <= end for begin, end in spans) for each in answered)
+
+
+def lost_to_pairs(kills, window_s):
+    """Return spans of answers that a front had reported to a primary which had not written them yet: both were killed.
+
+    The window is from the report to when the primary has it on the disk, or the next primary has it again.
+    """
+    times = {role: [at for at, killed in kills if killed == role] for role in ("front", "primary")}
+    pairs = [sorted(pair) for pair in product(times["front"], times["primary"])]
+    return [(last - window_s - SLACK_S, first + SLACK_S) for first, last in pairs if last - first <= window_s]
 
 
 @dataclass(frozen=True)
@@ -201,21 +215,30 @@ class AuditedCalls:
         missing: calls that were answered and have no line.
         excused: those of them that a kill may have lost.
         twice: lines that are there again.
+        unexplained: of each other one, which kills were near, in seconds from the answer.
     """
 
     lines: int
     missing: int
     excused: int
     twice: int
+    unexplained: list[str]
 
 
 def audited_calls(path, answered, kills, windows):
-    """Compare the audit log with calls that were answered, by the ID of the request; arguments as above."""
+    """Compare the audit log with calls that were answered, by the ID of the request; arguments as above.
+
+    The window of ``reported`` is that of `lost_to_pairs`.
+    """
     lines = Counter()
     for line in path.read_bytes().splitlines():
         found = json.loads(line)
         if found.get("action") == "invoke_function":
             lines[found["request_id"]] += 1
     missing = [at for request, at in answered.items() if request not in lines]
+    spans = lost_to_pairs(kills, windows["reported"])
+    left = [at for at in missing if not lost_to_kills([at], kills, windows)]
+    left = [at for at in left if not any(begin <= at <= end for begin, end in spans)]
+    near = [", ".join(f"{role} {kill - at:+.2f}" for kill, role in kills if abs(kill - at) < NEAR_S) for at in left]
     twice = sum(count - 1 for count in lines.values())
-    return AuditedCalls(lines.total(), len(missing), lost_to_kills(missing, kills, windows), twice)
+    return AuditedCalls(lines.total(), len(missing), len(missing) - len(left), twice, near)
