@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -784,6 +785,18 @@ def test_stale_timers_of_guests_that_stood_in_line_are_swept_out(code, engine, j
         assert outcome(one) == [3]
     assert len(reactor._timers) < 40
     reactor.close()
+
+
+def test_an_ended_call_is_released_before_its_timers_are_due(reactor, job):
+    line = FakeLine(until=Deadline.after(60))
+    ((one, _),) = lined_up(reactor, job, line, ("go", 1))
+    line.call_next()
+    assert outcome(one) == [3]
+    assert len(reactor._timers) == 2
+    kept = weakref.ref(one)
+    del one, _
+    settle(reactor, lambda: kept() is None)
+    assert len(reactor._timers) == 2
 
 
 def resident_bytes() -> int:

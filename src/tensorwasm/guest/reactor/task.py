@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -53,7 +54,7 @@ class Job(Protocol):
         """
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Task:
     """A job on a reactor. Opaque to other packages.
 
@@ -112,10 +113,11 @@ class FiberStatistics:
 
 
 class Timers:
-    """Timers, each with a number and optionally a guest. Not safe from several threads."""
+    """Timers, each with a number and optionally a guest, which they do not keep. Not safe from several threads."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Task | None]] = []
+        # A guest's job refers to its outcome, megabytes of output, and a deadline may be a minute later than its end.
+        self._heap: list[tuple[int, int, weakref.ref[Task] | None]] = []
         self._numbers = itertools.count(1)
         self._stale = 0
 
@@ -126,11 +128,11 @@ class Timers:
     def add(self, at_ns: int, task: Task | None) -> int:
         """Return the number, never 0, of a new timer at a time on the monotonic clock."""
         if self._stale > max(MAX_STALE, len(self._heap) // 2):
-            self._heap = [timer for timer in self._heap if timer[2] is None or not timer[2].over]
+            self._heap = [timer for timer in self._heap if timer[2] is None or _runs(timer[2])]
             heapq.heapify(self._heap)
             self._stale = 0
         number = next(self._numbers)
-        heapq.heappush(self._heap, (at_ns, number, task))
+        heapq.heappush(self._heap, (at_ns, number, None if task is None else weakref.ref(task)))
         return number
 
     def add_in(self, seconds: float, task: Task | None) -> int:
@@ -142,12 +144,19 @@ class Timers:
         self._stale += 1
 
     def take_due(self) -> Iterator[tuple[int, Task | None]]:
-        """Remove the timers that are due; return number and guest of each."""
+        """Remove the timers that are due; return number and guest of each, without those whose guests are gone."""
         now_ns = time.monotonic_ns()
         while self._heap and self._heap[0][0] <= now_ns:
-            _, number, task = heapq.heappop(self._heap)
-            yield number, task
+            _, number, kept = heapq.heappop(self._heap)
+            task = None if kept is None else kept()
+            if kept is None or task is not None:
+                yield number, task
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the next timer, None without one."""
         return max(0.0, (self._heap[0][0] - time.monotonic_ns()) / 1e9) if self._heap else None
+
+
+def _runs(kept: weakref.ref[Task]) -> bool:
+    task = kept()
+    return task is not None and not task.over
