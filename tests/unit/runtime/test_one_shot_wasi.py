@@ -126,6 +126,12 @@ def test_a_call_whose_sandbox_serves_another_one_at_once_keeps_its_own_output(fu
     assert function.invoke("echo", stdin=b"mine").stdout == b"mine"
 
 
+def test_a_sandbox_that_waits_for_the_next_call_keeps_no_output(function):
+    assert function.invoke("too_much").stdout_truncated
+    (idle,) = pooled(function)
+    assert idle.sandbox.wasi is None
+
+
 def test_a_call_that_never_began_carries_nothing_of_the_one_before(function):
     function.invoke("both")
     with pytest.raises(InvokeTimeout) as caught:

@@ -208,7 +208,10 @@ class OneShotPlan(_Plan[PooledSandbox]):
             pooled.close()
             raise
         ended = self.export, values, self.result_types, pooled.sandbox.exit_code
-        wrote = _NOT_WRITTEN if config is None else written(pooled.sandbox.wasi)  # once put back it serves others
+        wrote = _NOT_WRITTEN
+        if config is not None:
+            wrote = written(pooled.sandbox.wasi)  # once put back it serves others
+            pooled.sandbox.give_wasi(None)  # an idle sandbox keeps no output
         if session is None and announce is None and len(self._idle) < MAX_IDLE:
             self._idle.append(pooled)  # without a session nothing has to be restored
         else:
