@@ -36,6 +36,10 @@ ADD = kernel(
     "ld.param.u64 %rd1, [p0]; ld.global.u64 %rd2, [%rd1]; add.u64 %rd2, %rd2, 1; st.global.u64 [%rd1], %rd2;"
 ).encode()
 ENDLESS = kernel("ld.param.u64 %rd1, [p0];\nAGAIN: st.volatile.global.u32 [%rd1], %r0; bra AGAIN;").encode()
+NAMED = kernel(
+    "ld.param.u64 %rd1, [p0]; mov.u64 %rd2, name; st.global.u64 [%rd1], %rd2;",
+    before=f".global .align 8 .u64 name[64] = {{{', '.join([str(SECRET)] * 64)}}};",
+).encode()
 TENANTS = ("ann", "bob", "cid")
 LIMIT_S = 20.0
 
@@ -333,6 +337,8 @@ def test_a_pooled_session_forgets_the_memory_of_its_last_guest(shared):
     memory = session.open_memory(65536, 4 * MIB)
     memory.close()
     assert session.renew()
+    session.park()
+    assert session.resume()
     assert Memory().launch(session, ADD, 41) == 42
     session.close()
 
@@ -383,3 +389,27 @@ def test_a_session_that_cannot_be_opened_gives_its_window_back(shared, device, m
         shared.open_session("ann", layout=SessionLayout())
     monkeypatch.undo()
     assert shared._resources.windows.idle == 1
+
+
+def test_variables_of_a_kernel_that_was_never_launched_show_the_next_guest_nothing(shared):
+    session = shared.open_session("ann", memory_kind="staged")
+    kernel_id = session.kernels.load(NAMED, "k", NEVER)
+    place = session._core.table.kernels[kernel_id].data.address + 256  # past the next guest's buffer
+    assert session.renew()
+    session.park()
+    assert session.resume()
+    assert run(session, PEEK, place) == 0
+    session.close()
+
+
+def test_memory_of_a_guest_that_launched_nothing_shows_the_next_one_nothing(shared):
+    session = shared.open_session("ann")
+    memory = session.open_memory(65536, 4 * MIB)
+    place = memory.address + memory.displacement + 256
+    ctypes.c_uint64.from_address(memory.address + 256).value = SECRET
+    memory.close()
+    assert session.renew()
+    session.park()
+    assert session.resume()
+    assert run(session, PEEK, place) == 0
+    session.close()

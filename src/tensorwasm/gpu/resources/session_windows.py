@@ -113,9 +113,12 @@ class SessionWindow:
     @property
     def clear_ranges(self) -> list[tuple[int, int]]:
         """All that kernels can have written to, by addresses of the device; nothing if that may change."""
-        if not self._scratch or self._linear is not None or self._grown is not None or self.heap.mapped_parts():
-            return []
-        return list(self._scratch)
+        return [] if self.extended else list(self._scratch)
+
+    @property
+    def extended(self) -> bool:
+        """Whether it has more memory than for scratch and the slot that it has for good."""
+        return self._linear is not None or self._grown is not None or bool(self.heap.mapped_parts())
 
     @property
     def size_bytes(self) -> int:
@@ -383,8 +386,7 @@ class SessionWindows:
 
     def _close(self, window: SessionWindow) -> list[Exception]:
         """Release a window; one whose clearing does not end stays, for it is in flight."""
-        failures = attempt(self._await_clearing, window)
-        if failures:
+        if failures := attempt(self._await_clearing, window):
             with self._lock:
                 if not self._closed:
                     self._idle.add(window)

@@ -272,33 +272,34 @@ class Session:
         core, window, used = self._core, self._core.window, self._core.used
         if core.closed or (window is not None and window.stop.status):
             return False
-        launched = core.launched + core.layout.counters()[0] > 0
+        soiled = core.launched + core.layout.counters()[0] > 0
         if used and not core.renew():
             return False
-        if window is not None and (used or launched) and not self._clear(window, used=used, launched=launched):
-            return False
-        if attempt(core.windows.renew, window is not None and launched):
+        if window is not None and (used or soiled):
+            soiled = soiled or window.extended  # Python writes there before any launch
+            if attempt(self._clear, window, used, soiled):
+                return False
+        if attempt(core.windows.renew, window is not None and soiled):
             return False
         core.work.permit.renew()
         core.table.forget_loads()
         return True
 
-    def _clear(self, window: SessionWindow, *, used: bool, launched: bool) -> bool:
-        """Have the window cleared for the next guest, unless compiled code has done that; return whether it worked.
+    def _clear(self, window: SessionWindow, used: bool, soiled: bool) -> None:  # noqa: FBT001 - one caller
+        """Have the window cleared for the next guest, unless compiled code has done that.
 
         What compiled code clears is all there is until Python maps more.
         """
         core, started = self._core, self._core.layout.clearing == CLEARING_STARTED
-        if launched:
+        if soiled:
             self._clearing_since_ns = time.monotonic_ns()
         if started and not used:
-            return True
+            return
         ranges = window.clear_ranges
         core.layout.show_clear(ranges)
-        if not launched or (started and ranges):
-            return True
-        self._clearing = core.work.find(OWN).stream
-        return not attempt(window.clear, self._clearing)
+        if soiled and not (started and ranges):
+            self._clearing = core.work.find(OWN).stream
+            window.clear(self._clearing)
 
     def park(self) -> None:
         """Keep the session, which was renewed, in the pool; it may be closed from now on, until `resume`."""
