@@ -351,6 +351,14 @@ def test_what_cannot_be_cleared_is_not_pooled(shared, device, monkeypatch):
     session.close()
 
 
+def test_a_session_whose_slot_cannot_shrink_is_not_pooled(shared, device, monkeypatch):
+    session = shared.open_session("ann", memory_kind="staged")
+    Memory().launch(session, ADD, size_bytes=3 * MIB)
+    fail_once(monkeypatch, device.windows, "unmap", CapacityExhausted("the GPU is too busy"))
+    assert not session.renew()
+    session.close()
+
+
 def test_kept_memory_makes_room_for_larger_memory(shared):
     session = shared.open_session("ann")
     memory = session.open_memory(65536, 1990 * MIB)

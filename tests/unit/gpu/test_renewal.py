@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.device import FakeDevice
+from fakes.gate import Sitter
 from strategies.kernels import FILL, NOTHING, with_global
-from tensorwasm.errors import DeviceLost, KernelFault, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, DeviceLost, KernelFault, TensorWasmError
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow, Scalar
 from tensorwasm.gpu.device.limits import SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts
@@ -20,7 +21,7 @@ from tensorwasm.gpu.limits.gate import Gate
 from tensorwasm.gpu.native.layout import LOAD_ROWS, OFFER_ROWS, SessionLayout
 from tensorwasm.gpu.resources.device_resources import MAX_PARKED, SessionPool
 from tensorwasm.gpu.shared_device import SharedDevice
-from tensorwasm.values import NEVER, LaunchConfig, Region
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, Region
 
 ONE = LaunchConfig((1, 1, 1), (1, 1, 1))
 PAGES = 4
@@ -223,6 +224,23 @@ def test_a_closed_session_is_not_renewed(world):
     session = world.open()
     session.close()
     assert not session.renew()
+
+
+def test_each_guest_begins_with_a_permit_if_there_is_one_and_with_none_refused(world):
+    session = world.open()
+    kernel, others = session.kernels.load(FILL, "fill", NEVER), [Sitter() for _ in range(4)]
+    for other in others:
+        world.gate.enter(NEVER, other)
+    with pytest.raises(CapacityExhausted):
+        session.kernels.launch(kernel, ONE, list, None, Deadline.after(0.01))
+    assert session.statistics().back_pressure_rejections == 1
+    for other in others:
+        world.gate.leave(other)
+    assert session.renew()
+    assert session.layout.placed
+    session.kernels.load(FILL, "fill", NEVER)
+    assert session.statistics().back_pressure_rejections == 0
+    session.close()
 
 
 # --------------------------------------------------------------------------------------------------- offers

@@ -93,6 +93,17 @@ def test_idle_windows_are_used_again_by_their_size(shared, device):
     assert device.statistics().windows == 0
 
 
+def test_a_pooled_session_serves_under_a_new_cap_only_if_its_window_has_the_size_for_it(shared, accounts):
+    session = shared.open_session("ann")
+    for cap_bytes, stands in ((32 * MIB, True), (64 * MIB, True), (6 * GIB, False), (64 * MIB, True)):
+        assert session.renew()
+        session.park()
+        accounts.register("ann", cap_bytes)
+        assert session.resume() == stands
+        assert session._core.cap_stands() == stands, "however often it is asked"
+    session.close()
+
+
 def test_idle_windows_stay_within_a_share_of_the_devices_memory(shared, device):
     most_bytes = 16 * (SCRATCH_BYTES + 2 * GRANULE_BYTES)
     for tenant in ("bob", "ann"):

@@ -99,7 +99,7 @@ class SessionCore:
         self._cap_bytes = tenancy.account.max_bytes
         self.window = window = None
         if resources.windows is not None:
-            self.window = window = resources.windows.take(tenant, tenancy.account, self.window_bytes)
+            self.window = window = resources.windows.take(tenant, tenancy.account, self._window_bytes(self._cap_bytes))
         try:
             self._open(tenancy, architecture, memory_kind, layout)
         except BaseException:
@@ -134,18 +134,20 @@ class SessionCore:
         self.closed = self.used = False
         self.refused = self.launched = self.staged = self.replayed = 0
 
-    @property
-    def window_bytes(self) -> int:
-        """Size of the window that the session would have if it were opened now: for what it may hold."""
-        return window_bytes(min(self.tenancy.account.max_bytes, self.limits.device_bytes))
+    def _window_bytes(self, cap_bytes: int) -> int:
+        """Return the size of the window of a session that is opened under a cap: for what it may hold."""
+        return window_bytes(min(cap_bytes, self.limits.device_bytes))
 
     def cap_stands(self) -> bool:
         """Return whether the tenant is registered, with a cap for which the window would have the same size."""
         account = self.tenancy.account
         if account.stands(self._cap_bytes):
             return True
-        self._cap_bytes = account.max_bytes
-        return account.registered and (self.window is None or self.window.size_bytes == self.window_bytes)
+        cap_bytes = account.max_bytes  # read once: another thread may change it
+        if self.window is not None and self.window.size_bytes != self._window_bytes(cap_bytes):
+            return False
+        self._cap_bytes = cap_bytes
+        return account.registered
 
     def reachable(self) -> Sequence[Region]:
         """Return what the session's kernels may touch."""

@@ -16,7 +16,7 @@ from tensorwasm.gpu.device.arguments import BufferOffset
 from tensorwasm.gpu.device.limits import GIB, GUARDED_UNLOOKED_NS, SessionLimits
 from tensorwasm.gpu.limits.accounts import Accounts, MemoryLedger
 from tensorwasm.gpu.limits.gate import Gate
-from tensorwasm.gpu.native.layout import CLEARING_STARTED, LAUNCH_WORDS, SessionLayout
+from tensorwasm.gpu.native.layout import CLEARING_REFUSED, CLEARING_STARTED, LAUNCH_WORDS, SessionLayout
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.ptx.guarded import FLAG_BYTES, FLAG_STOPPED, LAUNCH_BYTES, STATUS_REQUEST, WIDE_LAUNCH_BYTES
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig
@@ -132,6 +132,77 @@ def test_what_compiled_code_has_cleared_is_not_cleared_again(shared, fake, used)
         fake.cleared.clear()
         assert session.renew()
         assert (fake.cleared, layout.clearing) == ([], CLEARING_STARTED)
+
+
+@pytest.mark.parametrize("clearing", [0, CLEARING_REFUSED])
+def test_what_compiled_code_has_not_cleared_is_cleared(shared, fake, clearing):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        session.kernels.load(STORE, "k", NEVER)
+        assert session.renew()
+        layout.launched += 1  # a guest of compiled code
+        layout.clearing = clearing
+        fake.cleared.clear()
+        assert session.renew()
+        assert set(session._core.window.clear_ranges) <= set(fake.cleared) != set()
+
+
+def test_memory_that_python_maps_during_a_guest_is_cleared_whatever_compiled_code_has_cleared(shared, fake):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        assert any(row.size_bytes for row in layout.clear)
+        kernel_id = session.kernels.load(COUNTER.replace(b"300000", b"64"), "k", NEVER)  # it stays mapped
+        variables = session._core.table.kernels[kernel_id].data
+        layout.launched += 1
+        layout.clearing = CLEARING_STARTED  # of what was there when the guest began
+        fake.cleared.clear()
+        assert session.renew()
+        assert any(at <= variables.address and variables.end <= at + size for at, size in fake.cleared)
+
+
+def test_a_session_with_a_kernel_that_has_stopped_serves_no_other_guest(shared):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        layout.launched += 1  # by compiled code alone
+        layout.clearing = CLEARING_STARTED
+        ctypes.c_uint32.from_address(session._core.window.stop.status_at).value = 1
+        assert not session.renew()
+
+
+def test_clearing_that_compiled_code_has_started_is_waited_for(shared, device, monkeypatch):
+    def late(*_):
+        raise InvokeTimeout("the deadline passed")
+
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        session.kernels.load(STORE, "k", NEVER)
+        layout.clearing = CLEARING_STARTED
+        monkeypatch.setattr(device, "synchronize", late)
+        assert not session.await_clearing()
+        assert layout.clearing == CLEARING_STARTED
+        monkeypatch.undo()
+        assert session.await_clearing()
+        assert layout.clearing == 0
+
+
+def test_a_pooled_session_learns_what_the_devices_clock_is_now(shared, monkeypatch):
+    layout = SessionLayout()
+    with shared.open_session("ann", memory_kind="staged", layout=layout) as session:
+        assert session.renew()
+        session.park()
+        monkeypatch.setattr(CudaDevice, "timer_offset_ns", 12345)
+        assert session.resume()
+        assert layout.timer_offset == 12345
+
+
+def test_a_closed_session_stops_no_kernels_of_the_next_that_has_its_window(shared):
+    session = shared.open_session("ann")
+    window = session._core.window
+    session.close()
+    with shared.open_session("ann") as other:
+        assert other._core.window is window
+        session.stop_kernels()
+        assert not window.stop.stopping
 
 
 def test_a_session_stops_its_kernels_without_a_call_of_the_driver(shared, fake):
