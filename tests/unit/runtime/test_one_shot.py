@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import struct
 import threading
+from contextlib import suppress
 
 import pytest
 from wasmtime import wat2wasm
@@ -405,6 +406,49 @@ def test_what_ends_a_guest_ends_no_other_that_its_sandbox_serves(native):
             assert function.dispatch.call("fill", (), announce=stops.append, **GPU).values == (42,)
             stops[-1]()
         assert len(idle(function)) == 1
+
+
+def test_a_stop_that_comes_after_the_guest_ended_finds_the_next_one_running(native):
+    stops = []
+    with Runtime(device="emulator", isolation="guarded") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        assert function.dispatch.call("fill", (), announce=stops.append, **GPU).values == (42,)
+        (pooled,) = idle(function)
+        pooled.session._clearing_since_ns = 0  # long ago
+        assert function.dispatch.call("fill", (), announce=lambda _: stops[0](), **GPU).values == (42,)
+        assert idle(function) == [pooled]
+        assert not pooled.session._core.window.stop.stopping
+
+
+def test_a_stop_reaches_the_kernels_of_its_guest_and_its_sandbox_serves_no_other(native):
+    told = []
+    with Runtime(device="emulator", isolation="guarded") as runtime:
+        function = runtime.load(bytes(wat2wasm(WAT)))
+        function.dispatch.call("nothing", (), announce=lambda _: None, **GPU)
+        (pooled,) = idle(function)
+
+        def announce(stop):
+            stop()
+            told.append(pooled.session._core.window.stop.stopping)
+
+        with suppress(GuestTrap):  # such a short guest may end well all the same
+            function.dispatch.call("nothing", (), announce=announce, **GPU)
+        assert told == [True]
+        assert pooled.session._core.closed
+        assert idle(function) == []
+
+
+def test_a_sandbox_whose_session_cannot_be_entered_is_closed(function, monkeypatch):
+    def refuse(_):
+        raise DeviceLost("gone")
+
+    function.invoke("fill", **GPU)
+    (pooled,) = idle(function)
+    monkeypatch.setattr(pooled.session, "enter", refuse)
+    with pytest.raises(DeviceLost):
+        function.invoke("fill", **GPU)
+    assert pooled.session._core.closed
+    assert idle(function) == []
 
 
 def test_an_executor_makes_short_calls_on_its_own_thread(native, monkeypatch):

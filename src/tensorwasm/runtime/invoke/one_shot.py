@@ -190,9 +190,11 @@ class OneShotPlan(_Plan[PooledSandbox]):
         A module with WASI needs a ``config``, without directories. ``announce`` is given what ends the guest.
         """
         started_ns = time.monotonic_ns()
-        pooled = self._take(deadline)
+        pooled = self._take()
         session, collected, services = pooled.session, None, pooled.services
         try:
+            if pooled.confined and session is not None:
+                session.enter(Deadline.after(self.limits.wall_s).earlier(deadline))
             if announce is not None:
                 announce(partial(pooled.stop, pooled.guest))
             if self.sends_output:
@@ -238,28 +240,23 @@ class OneShotPlan(_Plan[PooledSandbox]):
         elapsed_s = (time.monotonic_ns() - now_ns) * 1e-9
         return Invocation(self.export, values, self.result_types, 0, b"", b"", (), elapsed_s, None)
 
-    def _take(self, deadline: Deadline | None) -> PooledSandbox:
+    def _take(self) -> PooledSandbox:
         """Return a sandbox in its first state, the caller's alone."""
         idle = self._idle
         while True:
             try:
                 pooled = idle.popleft() if self.share else idle.pop()
             except IndexError:
-                pooled = self._open()
-                break
+                return self._open()
             session = pooled.session
             if session is None:
-                break
+                return pooled
             if not idle and session.clearing:
                 idle.append(pooled)  # that takes as long as a small guest: two sandboxes take turns from now on
-                pooled = self._open()
-                break
+                return self._open()
             if session.resume():
-                break
+                return pooled
             pooled.close()
-        if pooled.confined and pooled.session is not None:
-            pooled.session.enter(Deadline.after(self.limits.wall_s).earlier(deadline))
-        return pooled
 
     def _open(self) -> PooledSandbox:
         shared = self.share() if self.share is not None else None
