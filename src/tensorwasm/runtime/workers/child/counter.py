@@ -125,6 +125,7 @@ class Counter:
         Raises:
             BrokenFrame: the parent does not keep to the protocol.
         """
+        self._reader = threading.get_ident()
         handler = self._handlers.get(type(frame))
         if handler is None:
             raise BrokenFrame(f"a {type(frame).__name__} where none belongs")
@@ -283,7 +284,6 @@ class Counter:
             self._soon(self.line.drain)
 
     def _make_elsewhere(self, frame: InvokeFrame, request: Request) -> None:
-        self._reader = threading.get_ident()
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
         call = self._calls[frame.request] = RunningCall(frame.request, request.grants.cuda, OutputWindow(ends))
         call.ticket = self._submit(request, self._listener(call) if frame.stream else None)
