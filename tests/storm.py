@@ -1,9 +1,7 @@
 """Clients that load a server and remember what it acknowledged, while somebody kills its processes at random."""
 
 import base64
-import os
 import random
-import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -27,7 +25,7 @@ from oracles.service import (
     lost_to_kills,
 )
 from tensorwasm.tenancy.audit import verify
-from victims import choose, descendants, survivors
+from victims import choose, descendants, kill, survivors
 
 ENVIRONMENT = {
     "TENSOR_WASM_API_TENANT_CAPS": "qps=100000,burst=100000",
@@ -362,8 +360,7 @@ def _kill_one(server, functions, role, chance, report, asking):
     if role == "supervisor":
         server.restart()
     else:
-        with suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+        kill(victim)
     call = {"export": "sum", "args": [10]}
     awaited = [
         (report.state_s, "GET", "/functions", None),

@@ -1,5 +1,7 @@
 """The processes of a server that a test kills: which there are, and what each does."""
 
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -33,6 +35,19 @@ def birth_of(process):
     except OSError:
         return None
     return None if state == "Z" else int(fields[18])
+
+
+def kill(process):
+    """Kill a process that may just have ended; do nothing then.
+
+    Its number may be that of a thread by now, of any process: `os.kill` would kill that process.
+    """
+    with suppress(OSError):
+        handle = os.pidfd_open(process)
+        try:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
 
 
 def by_role(supervisor):

@@ -1,6 +1,5 @@
 """Worker processes as the service uses them: real processes, some of which misbehave."""
 
-import contextlib
 import json
 import os
 import random
@@ -39,6 +38,7 @@ from tensorwasm.runtime.workers.options import WorkerOptions
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.runtime.workers.process import Patience
 from tensorwasm.values import Limits
+from victims import kill
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="workers are looked at through /proc")
 
@@ -755,8 +755,9 @@ def test_through_random_kills_every_ticket_ends_and_nothing_is_left():
             tickets.append(ask(executor, chance.choice(["add", "add", "add", "hold", "release"]), tenant))
             if number % 16 == 15:
                 ask(executor, "add", tenant).exception(SOON_S)
-                with contextlib.suppress(ProcessLookupError, TypeError):  # it has just gone, or is not there yet
-                    os.kill(worker_of(executor, tenant).pid, signal.SIGKILL)
+                worker = worker_of(executor, tenant).pid
+                if worker is not None:
+                    kill(worker)
         executor.drain(0.0)
         errors = [ticket.exception(SOON_S) for ticket in tickets]
     assert {type(error) for error in errors} == {type(None), DeviceFault, CapacityExhausted}
