@@ -176,7 +176,8 @@ def thrice(more, body):
 @example(steps=[thrice(more, 0) for more in range(len(MORE))])
 @example(steps=[thrice(0, body) for body in range(len(BODIES))])
 @example(steps=[step for policy in POLICIES for step in (policy, thrice(0, 0), thrice(0, 5))])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(400)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_nothing_differs_from_a_call_that_comes_for_the_first_time(sides, steps):
     run, both = sides
