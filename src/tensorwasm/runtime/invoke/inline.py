@@ -49,7 +49,7 @@ LITTLE_NS: Final = SLICE_NS // 2
 ONE_SHOT_NS: Final = LEAST_NS
 """Slice of a guest that is not a fiber. No timer fires earlier, so when one fires, the guest has had its slice."""
 
-LATEST_NS: Final = 4_000_000
+LATEST_NS: Final = 2_000_000
 """Longest delay of that timer. Setting it costs as much as such a call, so one setting serves all calls until then."""
 
 _of_thread: Final = threading.local()

@@ -63,7 +63,7 @@ class WorkerBroker:
             os.close(held)
             raise
         self._held: int | None = held  # None once the path is another broker's to take
-        self._gone: Callable[[], object] = int  # called once nobody has a connection, if this leaves
+        self._gone: Callable[[], object] | None = None  # set by `leave`; called when the thread ends
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._callers: dict[socket.socket, _Caller] = {}  # the first that came first
@@ -101,7 +101,8 @@ class WorkerBroker:
             for link in (*self._callers, *self._fronts, self._woken):
                 link.close()
             self._selector.close()
-            self._gone()
+            if self._gone is not None:
+                self._gone()
 
     def _give_path(self, held: int) -> None:
         """Listen no more, and leave nothing at the path."""
