@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 from tensorwasm.errors import (
     CapacityExhausted,
     InternalError,
-    TickerNotRunning,
 )
 from tensorwasm.guest.engine import capi, memory_creator, reservation, ticker
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
@@ -152,7 +151,7 @@ class Engine:
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, config: EngineConfig) -> None:
-        """Reserve the pool and start the ticker. Use `shared`, which raises the same errors."""
+        """Reserve the pool and make the ticker. Use `shared`, which raises the same errors."""
         if not _MIN_STACK_BYTES <= config.stack_bytes <= _MAX_STACK_BYTES:
             raise CapacityExhausted(
                 f"a Wasm stack of {config.stack_bytes} bytes is not between {_MIN_STACK_BYTES} and {_MAX_STACK_BYTES}"
@@ -165,7 +164,7 @@ class Engine:
         self.address: int = RELEASING.wasm_engine_new_with_config(_configure(config))
         if not self.address:
             raise InternalError("wasmtime refused its configuration")
-        self.ticker = ticker.start(self.address, config.tick_s)
+        self.ticker = ticker.make(self.address, config.tick_s, self._is_idle)
 
     @classmethod
     def shared(cls, config: EngineConfig | None = None) -> Engine:
@@ -191,23 +190,33 @@ class Engine:
         """Sandboxes that can still be made."""
         return len(self._slots)
 
+    def _is_idle(self) -> bool:
+        return len(self._slots) == self.config.slots
+
     def reserve_slot(self) -> None:
         """Take one slot of the pool; `CapacityExhausted` if there is none, or what `require_ticker` raises."""
-        if not self.ticker.running:
-            self.require_ticker()
         try:
             self._slots.pop()
         except IndexError:
             raise CapacityExhausted(f"all {self.config.slots} sandboxes are in use; try again later") from None
+        if not self.ticker.ticking:
+            self._resume_ticker()
+
+    def _resume_ticker(self) -> None:
+        try:
+            self.ticker.resume()
+        except BaseException:
+            self.release_slot()
+            raise
 
     def release_slot(self) -> None:
         """Give one slot back."""
         self._slots.append(None)
 
     def require_ticker(self) -> None:
-        """Raise `TickerNotRunning` if no ticks arrive."""
+        """Raise `TickerNotRunning` if sandboxes of this engine get no ticks."""
         if not self.ticker.running:
-            raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
+            self.ticker.resume()
 
     def ticks(self, deadline_ns: int | None, now_ns: int | None = None) -> int:
         """Return how many ticks a guest may run before it checks its deadline (monotonic clock) again; at least 1."""

@@ -4,6 +4,9 @@ Guests check an epoch counter at every loop and call. On Linux a POSIX timer adv
 wasmtime's own increment, so neither Python code nor the GIL is needed. Elsewhere a Python thread does: guests run
 without the GIL, so it gets its turn.
 
+Each tick wakes a processor and starts a thread, 0.1 ms of a virtual machine's time, so that an engine without a sandbox
+does not tick: a thread of Python's looks each second, and ends when no timer of the process is set.
+
 Engines are never freed (`tensorwasm.guest.engine.engine`), so a tick cannot reach a freed one, and no ticker has to be
 stopped at exit.
 """
@@ -14,6 +17,9 @@ import ctypes
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from tensorwasm.errors import TickerNotRunning
@@ -47,15 +53,23 @@ class TimerSpec(ctypes.Structure):
     )
 
 
+LOOK_S: Final = 1.0
+"""Between two looks for engines without a sandbox."""
+
 _running: Final[list[PosixTicker]] = []
 """Tickers whose timers this process has. They are as few as engines, and never freed."""
+_setting: Final = threading.Lock()
+"""Held while a timer is set, or set to rest."""
+_looking: Final = threading.Event()
+"""Set while a thread looks which timers may rest."""
 
 
 def _note_fork() -> None:
     """A forked child has no timers."""
     for each in _running:
-        each.running = False
+        each.running = each.ticking = False
     _running.clear()
+    _looking.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -78,33 +92,77 @@ class PosixTicker:
     """A POSIX timer that calls ``wasmtime_engine_increment_epoch``.
 
     Attributes:
-        running: whether ticks arrive in this process: False after `stop`, and in a forked child.
+        running: whether ticks arrive in this process when they are needed: False after `stop`, and in a forked child.
+        ticking: whether they arrive now. False at first, and when the engine has been found without a sandbox.
     """
 
-    __slots__ = ("_libc", "_timer", "running")
+    __slots__ = ("_is_idle", "_libc", "_period", "_timer", "running", "ticking")
 
-    def __init__(self, engine: int, tick_s: float, libc: ctypes.CDLL) -> None:
-        """Start ticking every ``tick_s`` seconds; other arguments and errors are those of `make_timer`."""
+    def __init__(self, engine: int, tick_s: float, is_idle: Callable[[], bool], libc: ctypes.CDLL) -> None:
+        """Make the timer of an engine, which ticks every ``tick_s`` seconds from `resume` on.
+
+        ``is_idle`` tells whether the engine has no sandbox. Other arguments and errors are those of `make_timer`.
+        """
+        self._is_idle = is_idle
         self._libc = libc
-        self.running = False
-        self._timer = timer = make_timer(engine, libc)
+        self.running = self.ticking = False
+        self._timer = make_timer(engine, libc)
         seconds, nanoseconds = divmod(round(tick_s * 1e9), 1_000_000_000)
-        spec = TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
-        if libc.timer_settime(timer, 0, ctypes.byref(spec), None):
-            raise TickerNotRunning(f"the timer for deadlines cannot be set: {os.strerror(ctypes.get_errno())}")
+        self._period = TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
         self.running = True
         _running.append(self)
 
+    def resume(self) -> None:
+        """Tick, for a sandbox that `is_idle` knows of by now. Raises `TickerNotRunning` if no ticks can arrive."""
+        _check(running=self.running)
+        with _setting:
+            if self.ticking:
+                return
+            if self._libc.timer_settime(self._timer, 0, ctypes.byref(self._period), None):
+                raise TickerNotRunning(f"the timer for deadlines cannot be set: {os.strerror(ctypes.get_errno())}")
+            self.ticking = True
+            if not _looking.is_set():
+                with suppress(RuntimeError):  # no thread can be started: it ticks on until one can
+                    threading.Thread(target=_let_rest, name="tensorwasm-ticks", daemon=True).start()
+                    _looking.set()
+
+    def rest(self) -> None:
+        """Tick no more if the engine has no sandbox. `_setting` is held."""
+        self.ticking = False  # first: who makes a sandbox from now on resumes
+        if self._is_idle():
+            self._libc.timer_settime(self._timer, 0, ctypes.byref(TimerSpec(0, 0, 0, 0)), None)
+        else:
+            self.ticking = True
+
     def stop(self) -> None:
         """Delete the timer. Idempotent."""
-        if self.running:
-            self.running = False
-            _running.remove(self)
-            self._libc.timer_delete(self._timer)
+        with _setting:
+            if self.running:
+                self.running = self.ticking = False
+                _running.remove(self)
+                self._libc.timer_delete(self._timer)
+
+
+def _let_rest() -> None:
+    """Let timers of engines without a sandbox rest, until all do."""
+    while True:
+        time.sleep(LOOK_S)
+        with _setting:
+            ticking = [each for each in _running if each.ticking]
+            if not ticking:
+                _looking.clear()
+                return
+            for each in ticking:
+                each.rest()
+
+
+def _check(*, running: bool) -> None:
+    if not running:
+        raise TickerNotRunning("the epoch ticker is not running (stopped, or this is a forked process): use spawn")
 
 
 class ThreadTicker:
-    """A daemon thread, for systems without POSIX timers."""
+    """A daemon thread, for systems without POSIX timers. It ticks all the time."""
 
     __slots__ = ("_stopped", "_thread")
 
@@ -126,16 +184,22 @@ class ThreadTicker:
         """Whether the thread is alive."""
         return self._thread.is_alive() and not self._stopped.is_set()
 
+    ticking = running
+
+    def resume(self) -> None:
+        """See `PosixTicker.resume`."""
+        _check(running=self.running)
+
     def stop(self) -> None:
         """Stop the thread and wait for it. Idempotent."""
         self._stopped.set()
         self._thread.join()
 
 
-def start(engine: int, tick_s: float) -> PosixTicker | ThreadTicker:
-    """Start a timer, or a thread on systems without timers. Arguments and errors are those of `PosixTicker`."""
+def make(engine: int, tick_s: float, is_idle: Callable[[], bool]) -> PosixTicker | ThreadTicker:
+    """Return a timer, or a thread on systems without timers. Arguments and errors are those of `PosixTicker`."""
     libc = timer_library()
-    return ThreadTicker(engine, tick_s) if libc is None else PosixTicker(engine, tick_s, libc)
+    return ThreadTicker(engine, tick_s) if libc is None else PosixTicker(engine, tick_s, is_idle, libc)
 
 
 def timer_library() -> ctypes.CDLL | None:
