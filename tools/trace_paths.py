@@ -31,6 +31,9 @@ PACKAGE: Final = f"{ROOT / 'src' / 'tensorwasm'}{os.sep}"
 TIMES: Final = 7
 """How often each path is measured."""
 
+TIMEOUT_S: Final = 300
+"""For an answer: the process that compiles a module has a low priority, and waits long on a busy machine."""
+
 SETTLE_S: Final = 0.05
 """Pause after an answer, in which what follows it comes to rest and is not counted."""
 
@@ -118,10 +121,10 @@ class Recorder:
         return MeasuredPath(tuple(files), len(functions), returns)
 
 
-def shortest(recorder: Recorder, act: Callable[[], object], times: int = TIMES) -> MeasuredPath:
+def shortest(recorder: Recorder, act: Callable[[], object]) -> MeasuredPath:
     """Return the path of an act with the fewest files and returns, of several times."""
     found = []
-    for _ in range(times):
+    for _ in range(TIMES):
         with recorder.recording():
             act()
         time.sleep(SETTLE_S)
@@ -133,7 +136,7 @@ class Client:
     """A client of the service that asks over one connection; its own thread is not recorded."""
 
     def __init__(self, port: int, token: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         self._headers = {"authorization": f"Bearer {token}", "x-tensorwasm-tenant": "1"}
 
     def ask(self, method: str, path: str, body: bytes | str = b"", kind: str = "application/json") -> dict[str, Any]:
@@ -226,7 +229,7 @@ def _ask(recorder: Recorder, client: Client, paths: dict[str, MeasuredPath]) -> 
         where = f"/functions/{function}/invoke"
         client.ask("POST", where, "{}")
         paths[f"invoke {name}"] = shortest(recorder, lambda where=where: client.ask("POST", where, "{}"))  # type: ignore[misc]
-    paths["deploy"] = shortest(recorder, lambda: deploy(made["pure"], cuda=False), 3)
+    paths["deploy"] = shortest(recorder, lambda: deploy(made["pure"], cuda=False))
 
 
 def measure_launch(recorder: Recorder) -> MeasuredPath:
