@@ -372,8 +372,17 @@ def programs(draw):
         offset = size * draw(st.integers(0, 64 // size - 1))
         if number == broken:
             offset, wrong = draw(st.sampled_from([128, 1 << 18] + [-size] * is_shared)), number  # behind all variables
-        lines.append(access.format(at=f"{'%r10' if is_shared else draw(st.sampled_from(['%rd1', '%rd9']))}+{offset}"))
+        at = f"{'%r10' if is_shared else draw(st.sampled_from(['%rd1', '%rd9']))}+{offset}"
+        lines.append(access.format(at=at) + " cp.async.wait_all;" * access.startswith("cp.async"))
     return lines, wrong
+
+
+def test_a_copy_that_is_not_waited_for_is_read_unwritten(shared):
+    copied = "cp.async.ca.shared.global [%r10+0], [%rd1], 4; {} ld.shared.u8 %r1, [%r10+0];"
+    prepare = ".shared .align 16 .b8 s[64]; mov.u32 %r10, s;"
+    run(shared, f"{prepare} {copied.format('cp.async.wait_all;')}")
+    with pytest.raises(KernelFault, match="reads uninitialised shared memory"):
+        run(shared, f"{prepare} {copied.format('')}")
 
 
 @given(programs())
