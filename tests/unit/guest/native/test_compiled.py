@@ -155,16 +155,16 @@ def run(script: str, **environment: str) -> str:
 READY = """
     import time
     from tensorwasm.guest.imports import host_functions
-    start = time.perf_counter()
+    start = time.process_time()
     from tensorwasm.guest.native.loading import load_entries
     assert load_entries() is load_entries()
     assert load_entries()
-    print(time.perf_counter() - start)
+    print(time.process_time() - start)
 """
 
 
 def test_ready_in_half_a_second_once_compiled_and_in_ten_before(compilation):
-    """The bars with room for a machine that does other things: one of six is quick enough."""
+    """The bars in the process's own time, with room for a machine that does other things: one of six is quick enough."""
     environment = {"TENSOR_WASM_CACHE": str(compilation.cache), "HOME": str(compilation.cache)}
     assert compilation.sources_s < 10 * 3
     kept = set(compilation.cache.glob("native/*/*"))
