@@ -164,7 +164,7 @@ READY = """
 
 
 def test_ready_in_half_a_second_once_compiled_and_in_ten_before(compilation):
-    """The bars in the process's own time, with room for a machine that does other things: one of six is quick enough."""
+    """The bars, in the process's own time, with room for a busy machine: one of six is quick enough."""
     environment = {"TENSOR_WASM_CACHE": str(compilation.cache), "HOME": str(compilation.cache)}
     assert compilation.sources_s < 10 * 3
     kept = set(compilation.cache.glob("native/*/*"))
