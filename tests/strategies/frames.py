@@ -106,6 +106,7 @@ from_worker = st.one_of(
         gpu=st.none() | st.builds(frames.GpuUsage, few(counts), st.booleans()),
         stdout_truncated=st.booleans(),
         stderr_truncated=st.booleans(),
+        device_s=seconds,
     ),
     st.builds(
         frames.FailedFrame,

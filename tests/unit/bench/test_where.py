@@ -11,7 +11,8 @@ TIMES = {
     "quick": {"queue": [1.0, 2.0, 3.0], "total": [5.0, 6.0, 7.0], "outside": [9.0, 9.0, 9.0]},
     "slow": {
         "queue": [1.0, 1.0, 1.0],
-        "guest": [90.0, 100.0, 400.0],
+        "guest": [50.0, 60.0, 100.0],
+        "kernel": [40.0, 40.0, 300.0],
         "total": [95.0, 105.0, 405.0],
         "outside": 3 * [0.0],
     },
@@ -27,9 +28,9 @@ def test_the_header_is_read_in_microseconds():
 def test_the_table_has_a_row_for_each_kind():
     lines = TimesReport("where", "a device", (), TIMES).to_text().splitlines()
     assert lines[0] == "where on a device: p50 / p99 in µs"
-    assert lines[2].split() == ["kind", "n", "queue", "guest", "total", "outside"]
+    assert lines[2].split() == ["kind", "n", "queue", "guest", "kernel", "total", "outside"]
     assert lines[3].split() == ["quick", "3", "2", "/", "3", "6", "/", "7", "9", "/", "9"]
-    assert lines[4].replace(" ", "") == "slow31/1100/400105/4050/0"
+    assert lines[4].replace(" ", "") == "slow31/160/10040/300105/4050/0"
 
 
 def test_a_report_is_json_and_a_picture(tmp_path):

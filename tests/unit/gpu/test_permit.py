@@ -8,6 +8,7 @@ from fakes.device import FakeDevice
 from fakes.gate import Sitter
 from strategies.kernels import NOTHING
 from tensorwasm.errors import CapacityExhausted, DeviceLost, KernelFault
+from tensorwasm.gpu.device.limits import DEADLINE_NEAR_S
 from tensorwasm.gpu.limits.gate import Gate, GatePermit
 from tensorwasm.gpu.native.layout import SessionLayout
 from tensorwasm.gpu.native.layout_writer import SessionLayoutWriter
@@ -45,6 +46,22 @@ def test_while_its_session_waits_for_something_else_a_permit_is_there_for_others
     first.settle()
     first.spare(wait, NEVER)
     assert gate.in_use == 0, "what was not needed before is not needed then"
+
+
+def test_the_time_of_a_wait_for_a_permit_is_counted():
+    gate, layout = Gate(1), SessionLayoutWriter(SessionLayout())
+    first = GatePermit(gate, SessionLayoutWriter(SessionLayout()), lambda: False, "ann")
+    second = GatePermit(gate, layout, lambda: True, "ann")
+    first.take(NEVER)
+    deadline = Deadline.after(DEADLINE_NEAR_S + 0.05)
+    with pytest.raises(CapacityExhausted):
+        second.take(deadline)
+    waited_ns = layout.waited_ns
+    assert waited_ns > 0
+    first.leave()
+    second.take(NEVER)
+    assert layout.waited_ns == waited_ns
+    second.leave()
 
 
 @pytest.fixture

@@ -194,6 +194,20 @@ def test_at_the_limit_a_guest_is_refused_and_goes_on(world, start, monkeypatch):
     gate.leave(sitter)
 
 
+def test_a_wait_at_the_gate_counts_as_one_for_the_device(world):
+    gate, sitter = world.open(1), Sitter()
+    gate.enter(NEVER, sitter)
+    future = world.submit("launch")
+    settle(lambda: world.statistics.in_line == 1)
+    began_s = time.monotonic()
+    settle(lambda: sitter.asked > 3)
+    waited_s = time.monotonic() - began_s
+    gate.leave(sitter)
+    outcome = future.result(SOON_S)
+    assert (outcome.values, gate.waiting) == ((0,), 0)
+    assert waited_s < outcome.device_s < outcome.elapsed_s
+
+
 def test_a_start_refused_for_another_reason_does_not_wait_at_the_gate(world):
     gate, sitter = world.open(1), Sitter()
     gate.enter(NEVER, sitter)

@@ -9,6 +9,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from fakes.applications import ALPHA, BETA, bearer
+from fakes.napping import NAP_S, NAPPING
 from fakes.wire import FakeWire, ask
 from tensorwasm.runtime.invoke.inline import slice_budget
 
@@ -158,8 +159,31 @@ def test_an_answer_of_a_model(served, more, spans):
             assert answer.status == 200
             found = read(answer)
             assert set(found) >= {"queue", "total"} | spans
+            assert "kernel" not in found
 
     asyncio.run(test())
+
+
+def test_a_call_whose_kernel_takes_its_time(served, tmp_path):
+    """Its kernel, in a worker process, is told apart from its own code, in the header and in the trace."""
+    log = tmp_path / "traces"
+    settings = {"TRACE_SAMPLE": "1", "TRACE_LOG": f"file:{log}"}
+
+    async def test():
+        async with served(**{f"TENSOR_WASM_API_{name}": value for name, value in settings.items()}) as (_, pipeline):
+            path = f"/functions/{await deploy(pipeline, module=NAPPING, grants=['cuda'])}/invoke"
+            wires = [await send(pipeline, path, {"export": each}) for each in ("copy", "launch", "compute", "nothing")]
+            assert [wire.json()["result"] for wire in wires] == [[0]] * 4
+            return [read(wire) for wire in wires[1:]]
+
+    napped, computed, idle = asyncio.run(test())
+    assert napped["kernel"] >= 0.95e3 * NAP_S > napped["guest"]
+    assert computed.get("kernel", 0.0) < computed["guest"]
+    assert "kernel" not in idle
+    spans = json.loads(log.read_text().splitlines()[-3])["spans"]
+    lengths_us = {name: length for name, _, length in spans}
+    assert lengths_us["kernel"] / 1e3 == pytest.approx(napped["kernel"], abs=0.002)
+    assert [name for name, *_ in spans][-3:] == ["guest", "kernel", "answer"]
 
 
 def test_a_call_that_waits_for_its_turn(served):

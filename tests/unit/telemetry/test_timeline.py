@@ -13,6 +13,7 @@ STEPS = st.lists(
         st.sampled_from(["admit", "gate", "load", "sandbox", "guest", "output", "close"]),
         st.integers(0, 3_000_000),
         st.floats(-1, 1, allow_nan=False) | st.just(1e-4),
+        st.just(0.0) | st.floats(-1, 1, allow_nan=False) | st.just(5e-5),
     ),
     max_size=12,
 )
@@ -32,14 +33,14 @@ def told(steps):
     """Return a timeline that was told of steps, and its clock."""
     clock = Clock()
     timeline = RequestTimeline(clock.ns, now_ns=clock)
-    for name, length_ns, elapsed_s in steps:
+    for name, length_ns, elapsed_s, *device_s in steps:
         if name in ("gate", "load", "sandbox"):
             with timeline.waiting(name):
                 clock.ns += length_ns
             continue
         clock.ns += length_ns
         if name == "guest":
-            timeline.end_guest(elapsed_s)
+            timeline.end_guest(elapsed_s, *(device_s or [0.0]))
         else:
             {"admit": timeline.admit, "output": timeline.begin_output, "close": timeline.close}[name]()
     return timeline, clock
@@ -89,6 +90,23 @@ def test_a_request_that_waited_and_ran():
     )
 
 
+def test_what_a_guest_waited_for_the_device_is_told_apart_and_is_at_its_end():
+    timeline, clock = told([("admit", 20_000, 0), ("guest", 150_000, 1e-4, 7e-5)])
+    clock.ns += 7_000
+    assert timeline.header() == (
+        "queue;dur=0.020, dispatch;dur=0.050, guest;dur=0.030, kernel;dur=0.070, answer;dur=0.007, total;dur=0.177"
+    )
+    assert [each for each in timeline.spans()[0] if each.name in ("guest", "kernel")] == [
+        ("guest", 70_000, 30_000),
+        ("kernel", 100_000, 70_000),
+    ]
+
+
+def test_a_guest_waits_no_longer_than_it_runs():
+    timeline, _ = told([("admit", 20_000, 0), ("guest", 150_000, 1e-4, 5.0)])
+    assert timeline.header() == "queue;dur=0.020, dispatch;dur=0.050, kernel;dur=0.100, total;dur=0.170"
+
+
 def test_a_stream_that_has_begun_knows_its_first_output():
     timeline, clock = told([("admit", 20_000, 0), ("output", 400_000, 0)])
     clock.ns += 9_000
@@ -123,7 +141,7 @@ def test_waiting_is_measured_for_the_current_request_alone():
         with waiting("load"):
             clock.ns += 500
     assert CURRENT.get() is None
-    timeline.end_guest(0.0)
+    timeline.end_guest(0.0, 0.0)
     assert [(each.name, each.length_ns) for each in timeline.spans()[0]] == [("dispatch", 1000), ("load", 500)]
 
 

@@ -21,13 +21,14 @@ from tensorwasm.bench.service.serving import UNLIMITED, RunningService, ServiceC
 from tensorwasm.errors import InternalError
 from tensorwasm.runtime import Runtime
 
-SPANS: Final = ("queue", "gate", "load", "sandbox", "dispatch", "first", "guest", "answer")
+SPANS: Final = ("queue", "gate", "load", "sandbox", "dispatch", "first", "guest", "kernel", "answer")
 """Spans of a request in their usual order; see `tensorwasm.telemetry.timeline`."""
 
 OUTSIDE: Final = "outside"
 TOTAL: Final = "total"
 
-_COLOURS: Final = ("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f", "#e5c494", "#66c2a5", "#e78ac3", "#dddddd")
+_COLOURS: Final = ("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f", "#e5c494", "#66c2a5", "#1b9e77",
+            "#e78ac3", "#dddddd")  # fmt: skip
 _WARM: Final = 30
 _TIMEOUT_S: Final = 60.0
 _STAMP_US: Final = 1000

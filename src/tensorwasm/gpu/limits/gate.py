@@ -382,10 +382,11 @@ class GatePermit:
         self._gate.leave(self)
 
     def _enter(self, deadline: Deadline) -> None:
-        if self._patient:
-            self._gate.enter(deadline, self)
-        elif not self._gate.request(self):
+        if self._gate.request(self):
+            return
+        if not self._patient:
             raise NoPermit
+        self._layout.count_wait(self._gate.enter, deadline, self)
 
     def _refuse(self, error: BaseException) -> None:
         self.rejected += isinstance(error, LimitError)

@@ -17,19 +17,25 @@ LONG_NS: Final = 20_000_000
 
 
 class WorkWait:
-    """One session's wait for its work."""
+    """One session's wait for its work, and since when no other tenant's is earlier."""
 
-    __slots__ = ("since_ns", "tenant")
+    __slots__ = ("began_ns", "since_ns", "tenant")
 
     def __init__(self, tenant: str, since_ns: int) -> None:
         self.tenant = tenant
-        self.since_ns = since_ns
+        self.began_ns = self.since_ns = since_ns
 
 
 class Waiter(Protocol):
     """What a session waits for, and the wait."""
 
     wait: WorkWait | None
+
+
+class WaitCounter(Protocol):
+    """Where the time of waits is added up."""
+
+    waited_ns: int
 
 
 class LongWork:
@@ -61,23 +67,22 @@ class LongWork:
         if waiter.wait is None:
             waiter.wait = self.begin(tenant)
 
-    def end_for(self, waiter: Waiter) -> None:
-        """Note that a session's wait for a stream has ended, if there was one."""
+    def end_for(self, waiter: Waiter) -> int:
+        """Note that a session's wait for a stream has ended, if there was one; return its nanoseconds."""
         wait, waiter.wait = waiter.wait, None
-        if wait is not None:
-            self.end(wait)
+        return self.end(wait) if wait is not None else 0
 
     @contextmanager
-    def waiting(self, waiter: Waiter, tenant: str) -> Iterator[None]:
-        """Note a wait for a stream that lasts as long as a ``with``."""
+    def waiting(self, waiter: Waiter, tenant: str, counter: WaitCounter) -> Iterator[None]:
+        """Note a wait for a stream that lasts as long as a ``with``, and count its time."""
         self.begin_for(waiter, tenant)
         try:
             yield
         finally:
-            self.end_for(waiter)
+            counter.waited_ns += self.end_for(waiter)
 
-    def end(self, wait: WorkWait) -> None:
-        """Note that a wait has ended, and tell if it was long. Once for each wait."""
+    def end(self, wait: WorkWait) -> int:
+        """Note that a wait has ended, and tell if it was long. Once for each wait. Return its nanoseconds."""
         with self._lock:
             now_ns, first, earlier = self._clock(), True, True
             for each in self._waits:
@@ -92,3 +97,4 @@ class LongWork:
             found = first and now_ns - wait.since_ns >= LONG_NS
         if found and self.notice is not None:
             self.notice(wait.tenant)
+        return now_ns - wait.began_ns

@@ -311,7 +311,7 @@ class QueueCredits:
             if self.take(pieces):
                 break
         else:
-            self.large.enter(deadline)
+            self._layout.count_wait(self.large.enter, deadline)
         self.kept = False  # nothing is kept while a permit is waited for, whose holders may wait for a place
 
     def given(self) -> None:

@@ -212,6 +212,7 @@ class SessionLayout(ctypes.Structure):
             all that it holds.
         most_pending: how many may be; `UNBOUNDED` for a guest that has a thread of its own to wait in the driver.
         launched, replayed, copied_bytes, refusals: counters that only grow; Python reads them.
+        waited_ns: how long the guest of the current call has waited for the device.
         driver: address of a `DriverTable`.
         scratch: address of the `Scratch` of the thread that runs the guest now.
         stage_at, stage_bytes: the staging slot, as the device reaches it; 0 for none.
@@ -250,6 +251,7 @@ class SessionLayout(ctypes.Structure):
         ("replayed", _u64),
         ("copied_bytes", _u64),
         ("refusals", _u64),
+        ("waited_ns", _u64),
         ("driver", _u64),
         ("scratch", _u64),
         ("stage_at", _u64),

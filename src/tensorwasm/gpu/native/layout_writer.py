@@ -7,11 +7,12 @@ session that no compiled code serves has a layout of its own, which is never arm
 from __future__ import annotations
 
 import ctypes
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol
 
 from tensorwasm.gpu.device.address_windows import window_mask
 from tensorwasm.gpu.native.layout import (
@@ -37,6 +38,7 @@ from tensorwasm.gpu.native.layout import (
 )
 from tensorwasm.values import NEVER, Deadline, Region
 
+_P = ParamSpec("_P")
 _AT: Final = SimpleNamespace(**word_offsets(SessionLayout))
 """Where each field begins, in words."""
 _STREAM, _OFFER, _KERNEL, _GRAPH, _WINDOW, _BUFFER = (
@@ -81,6 +83,7 @@ class SessionLayoutWriter:
     __slots__ = ("_buffers_used", "_first", "_memory", "_used", "layout", "words")
 
     pending = _word("pending")
+    waited_ns = _word("waited_ns")
     most_pending = _word("most_pending")
     placed = _word("placed")
     stage_used = _word("stage_used")
@@ -123,10 +126,19 @@ class SessionLayoutWriter:
         return NEVER if at_ns == NO_DEADLINE_NS else Deadline(at_ns)
 
     def begin_call(self, deadline: Deadline) -> None:
-        """Set when the guest's call must have ended."""
+        """Begin a guest's call, which must have ended by then."""
+        self.waited_ns = 0
         at_ns = deadline.at_ns
         # Before the clock began has passed, and past its end is the end.
         self.words[_AT.deadline_ns] = NO_DEADLINE_NS if at_ns is None else min(max(at_ns, 0), NO_DEADLINE_NS - 1)
+
+    def count_wait(self, wait: Callable[_P, object], *args: _P.args, **named: _P.kwargs) -> None:
+        """Call what waits for the device, and count its time as the guest's wait."""
+        started_ns = time.monotonic_ns()
+        try:
+            wait(*args, **named)
+        finally:
+            self.waited_ns += time.monotonic_ns() - started_ns
 
     def disarm(self) -> None:
         """Send compiled code to Python for everything from now on."""
@@ -201,7 +213,7 @@ class SessionLayoutWriter:
             row = _AT.kernels + kernel_id % KERNEL_ROWS * _KERNEL
             if words[row] == kernel_id:
                 words[row] = words[row + 1] = 0
-        words[_AT.loads] = words[_AT.loaded_bytes] = 0
+        words[_AT.loads] = words[_AT.loaded_bytes] = words[_AT.waited_ns] = 0
         words[_AT.next_kernel], words[_AT.budget] = next_kernel, budget
         self._first = words[_AT.launched], words[_AT.replayed], words[_AT.refusals]
 

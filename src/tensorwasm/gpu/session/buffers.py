@@ -74,7 +74,7 @@ class SessionBuffers(RecordingPart):
         core.work.drain(deadline)
         if data:
             core.windows.prefer(memory, len(data), deadline)
-            core.device.write(address, data, None, deadline)
+            core.layout.count_wait(core.device.write, address, data, None, deadline)
 
     @in_turn()
     def read(
@@ -86,7 +86,7 @@ class SessionBuffers(RecordingPart):
         core.work.drain(deadline)
         if into:
             core.windows.prefer(memory, len(into), deadline)
-            core.device.read(address, into, None, deadline)
+            core.layout.count_wait(core.device.read, address, into, None, deadline)
 
     @in_turn(recording=True)
     def copy_in(
@@ -161,7 +161,7 @@ class SessionBuffers(RecordingPart):
                 # the call, without a deadline: so never behind kernels, of the guest or of others on its stream.
                 work.wait(target, deadline)
                 host = memoryview((ctypes.c_char * window.length_bytes).from_address(window.address)).cast("B")
-                (core.device.write if inward else core.device.read)(address, host, None, deadline)
+                core.layout.count_wait(core.device.write if inward else core.device.read, address, host, None, deadline)
         finally:
             work.permit.settle()
 

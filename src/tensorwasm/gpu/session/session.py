@@ -94,7 +94,7 @@ class Session:
         guarded: as for `DeviceResources`; not used with ``resources``.
 
     Attributes:
-        place: the permit at the gate, for guests that wait for it without a thread.
+        permit: at the gate, for guests that wait for it without a thread.
         credits: the session's credits for work pending on the device.
         abandoned: as in `SessionStatistics`.
     """
@@ -140,6 +140,11 @@ class Session:
     def failure(self) -> BaseException | None:
         """What poisoned the session, or None."""
         return self._core.failure
+
+    @property
+    def waited_s(self) -> float:
+        """How long the guest has waited for the device since its call began."""
+        return self._core.layout.waited_ns * 1e-9
 
     @property
     def lingers(self) -> bool:
@@ -346,12 +351,7 @@ class Session:
                 self._core.window.stop.stopping = wanted
 
     def close(self) -> None:
-        """Release everything. Idempotent; raises nothing; waits at most a second for work still running.
-
-        On a stream that sessions share, work of others may be ahead of this session's. There it waits for as long as
-        the latest of it may run: until its deadline, and what the device lets it overrun that by before the GPU is
-        given up (`Events.patience`); a second at least, and no longer if there is no deadline. It waits on, too, while
-        others' work is what may keep this session's from ending at all (`Device.delayed`).
+        """Release everything. Idempotent; raises nothing; waits as `SessionWork.has_ended` for work still running.
 
         Call it before the guest's pages go, and look at `abandoned` before they are used again: what running work can
         reach stays allocated, registered and charged, for no moment is safe to release it.

@@ -154,7 +154,7 @@ class SessionEvents(SessionPart):
     def synchronize(self, event: int, deadline: Deadline) -> None:
         """Wait for the work before an event."""
         if (found := self._core.events[event]) is not None:
-            self._core.device.events.synchronize_event(found, deadline)
+            self._core.layout.count_wait(self._core.device.events.synchronize_event, found, deadline)
             self._core.work.require_unstopped(deadline)
 
     @in_turn()

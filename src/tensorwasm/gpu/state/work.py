@@ -198,7 +198,7 @@ class SessionWork:
 
     def _await(self, stream: SessionStream, deadline: Deadline) -> None:
         if self.streams.busy(stream):
-            with self._resources.long_work.waiting(stream, self._tenant):
+            with self._resources.long_work.waiting(stream, self._tenant, self._layout):
                 event = self._record_end(stream)
                 if event is None:
                     self._device.synchronize(stream.stream, deadline)
@@ -270,7 +270,7 @@ class SessionWork:
         """Wait at the end of a session for its work, which cannot be taken out of a stream and may reach its memory.
 
         The wait is a second at most. On a shared stream and on a busy device it lasts as long as others' work may hold
-        up the session's: until the deadlines of that work, and what the device lets it overrun them by.
+        up the session's (`Device.delayed`): until the deadlines of that work, and what may overrun (`Events.patience`).
 
         Returns:
             Whether nothing is known to run any more, and whether that can be trusted.

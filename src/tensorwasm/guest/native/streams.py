@@ -88,14 +88,15 @@ def drain(env: int, session: int, row: int, limit_ns: int) -> bool:
     """
     if limit_ns == ZERO:
         return False
-    result = query(session, row)
-    if result == NOT_READY:
-        started, waited_ns = now_ns(env, session), ZERO
-        while result == NOT_READY and waited_ns < limit_ns:
-            if waited_ns > EAGER_NS:
-                call_i32(load_u64(env + ENV.sched_yield), ())
-            result = query(session, row)
-            waited_ns = now_ns(env, session) - started
+    started = now_ns(env, session)
+    result = query(session, row)  # the emulator runs the work here
+    waited_ns = now_ns(env, session) - started
+    while result == NOT_READY and waited_ns < limit_ns:
+        if waited_ns > EAGER_NS:
+            call_i32(load_u64(env + ENV.sched_yield), ())
+        result = query(session, row)
+        waited_ns = now_ns(env, session) - started
+    add_to(session + SESSION.waited_ns, waited_ns)
     if result != SUCCESS or has_stopped(session):
         return False
     count_drained(session, row)

@@ -60,6 +60,7 @@ class Task:
 
     Attributes:
         error: how the call ended; the first error counts.
+        waits_ns: since when it waits for a device or its turn there, on the monotonic clock; 0 if it does not.
         notified_at: address that a device will notify, 0 if none; it outlives the guest.
         asleep: number of the timer that ends a sleep, 0 without.
         limit_ns: its last timer to give up on its turn, on the monotonic clock.
@@ -75,6 +76,7 @@ class Task:
     error: BaseException | None = None
     steps: tuple[WaitingFunction, Steps] | None = None
     signal: DeviceWait | None = None
+    waits_ns: int = 0
     notified_at: int = 0
     asleep: int = 0
     turn: QueueWait | None = None

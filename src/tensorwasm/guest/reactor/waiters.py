@@ -6,6 +6,7 @@ another guest makes room or the time is over, a sleep with a timer, and a blocki
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -44,9 +45,9 @@ class FiberWaiters:
         self._finish = finish
         self.devices = GpuCompletions(call, timers, self.step, complete)
         self._starters: Mapping[type, Callable[[Task, Any], bool]] = {
-            DeviceWait: self.devices.start,
+            DeviceWait: partial(self._await_device, self.devices.start),
             Sleep: self._sleep,
-            QueueWait: self._join,
+            QueueWait: partial(self._await_device, self._join),
             BlockingCall: self._work,
         }
 
@@ -65,6 +66,9 @@ class FiberWaiters:
         if fiber is None or steps is None or task.over:
             return
         function, generator = steps
+        if task.waits_ns:
+            fiber.count_device_wait(time.monotonic_ns() - task.waits_ns)
+            task.waits_ns = 0
         try:
             while True:
                 wait: Wait = generator.send(value) if error is None else generator.throw(error)
@@ -113,6 +117,14 @@ class FiberWaiters:
         if task.limit_ns is not None:
             self._timers.count_stale()
         self.devices.end(task)
+
+    def _await_device(self, start: Callable[[Task, Any], bool], task: Task, wait: Wait) -> bool:
+        """Begin a wait whose time counts as one for the device."""
+        now_ns = time.monotonic_ns()
+        waits = start(task, wait)
+        if waits:
+            task.waits_ns = now_ns
+        return waits
 
     def _join(self, task: Task, wait: QueueWait) -> bool:
         """Queue a guest; return whether it has to wait. Raises what the queue does."""

@@ -134,6 +134,11 @@ class SuspendableSandbox(ABC):
         if self.state.layout is not None:
             self.state.layout.scratch = SCRATCH.address
 
+    def count_device_wait(self, waited_ns: int) -> None:
+        """Count a time in which the suspended guest has waited for its device."""
+        if self.state.layout is not None:
+            self.state.layout.waited_ns += waited_ns
+
     def steps(self) -> tuple[WaitingFunction, Steps]:
         """Return the host function that the guest waits for, and the steps to its answer."""
         if self._linked.waiting is None:

@@ -58,6 +58,7 @@ class Invocation(NamedTuple):
     # It wrote more than ``limits.output_bytes``: the rest of standard output failed in the guest.
     stdout_truncated: bool = False
     stderr_truncated: bool = False  # the same for standard error
+    device_s: float = 0.0  # how much of `elapsed_s` the guest waited for the device: its kernels, copies and streams
 
     @property
     def truncated(self) -> tuple[str, ...]:
@@ -250,6 +251,7 @@ class Call:
             gpu=session.statistics() if session is not None else None,
             stdout_truncated=written.stdout_truncated,
             stderr_truncated=written.stderr_truncated,
+            device_s=session.waited_s if session is not None else 0.0,
         )
 
 

@@ -205,6 +205,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
                 end_ns = now_ns + self._most_ns
             values = _call(pooled, args, services, now_ns, end_ns, config)
             gpu = pooled.left[0] if pooled.left else session.statistics() if session is not None else None
+            device_s = session.waited_s if session is not None else 0.0
         except BaseException:
             pooled.end_guest()
             pooled.close()
@@ -220,7 +221,7 @@ class OneShotPlan(_Plan[PooledSandbox]):
             self._put(pooled)
         chunks = tuple(collected.chunks) if collected is not None else ()
         elapsed_s = (time.monotonic_ns() - started_ns) * 1e-9
-        return Invocation(*ended, wrote.stdout, wrote.stderr, chunks, elapsed_s, gpu, *wrote[2:])
+        return Invocation(*ended, wrote.stdout, wrote.stderr, chunks, elapsed_s, gpu, *wrote[2:], device_s)
 
     def invoke_pure(self, args: Sequence[object], now_ns: int, end_ns: int) -> Invocation:
         """Make a call of a module without imports between two times of the monotonic clock: now, and its deadline."""

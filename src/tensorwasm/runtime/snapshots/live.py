@@ -196,10 +196,10 @@ class LiveInstance:
                 elapsed_s = time.perf_counter() - start
                 self._calls, self._elapsed_s = self._calls + 1, self._elapsed_s + elapsed_s
             wrote = written(self._instance)
-            types = self.function.result_types(target)
             gpu = self._session.statistics() if self._session is not None else None
-            sent, cut = tuple(chunks.chunks), (wrote.stdout_truncated, wrote.stderr_truncated)
-            return Invocation(target, values, types, exit_code, wrote.stdout, wrote.stderr, sent, elapsed_s, gpu, *cut)
+            device_s = self._session.waited_s if self._session is not None else 0.0
+            ended = target, values, self.function.result_types(target), exit_code
+            return Invocation(*ended, *wrote[:2], tuple(chunks.chunks), elapsed_s, gpu, *wrote[2:], device_s)
 
     @contextmanager
     def captured(self, ancestor: Ancestor | None = None, deadline: Deadline | None = None) -> Iterator[SavedInstance]:

@@ -18,7 +18,7 @@ from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, Argument
 from tensorwasm.values import MAX_WEIGHT, Isolation, MemoryKind
 
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -250,6 +250,7 @@ class DoneFrame(WorkerFrame, frozen=True):
     gpu: GpuUsage | None
     stdout_truncated: bool
     stderr_truncated: bool
+    device_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class TrapFrame(WorkerFrame, frozen=True):

@@ -177,6 +177,7 @@ def describe_result(request: int, outcome: Invocation) -> DoneFrame:
         _describe_gpu(outcome.gpu) if outcome.gpu is not None else None,
         outcome.stdout_truncated,
         outcome.stderr_truncated,
+        outcome.device_s,
     )
 
 
@@ -205,6 +206,7 @@ def rebuild_result(
         _rebuild_gpu(done.gpu) if done.gpu is not None else None,
         done.stdout_truncated,
         done.stderr_truncated,
+        done.device_s,
     )
 
 

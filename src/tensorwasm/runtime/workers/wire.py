@@ -159,6 +159,6 @@ def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:
         frame = kind.decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BrokenFrame(f"no {kind.type.__name__}: {str(error)[:200]}") from None
-    if isinstance(frame, DoneFrame) and not math.isfinite(frame.elapsed_s):
+    if isinstance(frame, DoneFrame) and not (math.isfinite(frame.elapsed_s) and math.isfinite(frame.device_s)):
         raise BrokenFrame("no Done: it took no finite time")
     return frame

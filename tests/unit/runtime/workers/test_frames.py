@@ -99,9 +99,11 @@ def test_a_body_nested_deeper_than_any_stack_is_refused():
         list(Splitter(FROM_WORKER).feed(header(71, len(body)) + body))
 
 
-@pytest.mark.parametrize("elapsed_s", [float("nan"), float("inf"), -1.0])
-def test_a_result_took_a_finite_time(elapsed_s):
-    data = encode(frames.DoneFrame(1, "f", (), (), 0, elapsed_s, None, False, False))
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("field", ["elapsed_s", "device_s"])
+def test_a_result_took_a_finite_time(field, seconds):
+    done = frames.DoneFrame(1, "f", (), (), 0, 0.0, None, False, False)
+    data = encode(msgspec.structs.replace(done, **{field: seconds}))
     with pytest.raises(BrokenFrame):
         list(Splitter(FROM_WORKER).feed(data))
 

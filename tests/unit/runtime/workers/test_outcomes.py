@@ -117,7 +117,7 @@ def test_a_message_has_no_control_characters_and_an_end():
 @pytest.mark.parametrize("cut", [(False, False), (True, False), (False, True)])
 def test_a_result_crosses_whole(cut):
     gpu = SessionStatistics(kernels_launched=2, abandoned=True)
-    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut)
+    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut, 0.125)
     arrived = crossed(describe_result(1, result))
     assert rebuild_result(arrived, "f", b"out", b"err", (b"a", b"b")) == result
 
