@@ -88,8 +88,9 @@ def test_a_session_without_a_bound_has_room_for_anything():
 )
 def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
     capacity, tenants = QueueCapacity(4, lumps), ("ann", "bob", "carol")
-    sessions = [share_of(capacity, tenant=tenant) for tenant in tenants for _ in range(2)]
-    sessions += [guarded_on(capacity, tenant=tenant) for tenant in tenants]
+    opened = [partial(share_of, capacity, tenant=tenant) for tenant in tenants for _ in range(2)]
+    opened += [partial(guarded_on, capacity, tenant=tenant) for tenant in tenants]
+    sessions = [open_credits() for open_credits in opened]
     large = [0] * len(sessions)
     for index, pieces, then in wanted:
         session, layout = sessions[index]
@@ -107,6 +108,8 @@ def test_all_sessions_together_stay_within_the_capacity(wanted, lumps):
             large[index] = 0
         if then == "left":
             session.leave()
+            assert (session.lumps, session.share.held, session.large.held) == (0, False, False)
+            sessions[index] = opened[index]()
         assert sum(session.lumps for session, _ in sessions) + capacity.lumps == lumps
         assert sum(layout.most_pending for _, layout in sessions) <= (4 + 3) * PIECES + lumps * LUMP_PIECES
         for tenant in tenants:

@@ -107,4 +107,5 @@ class LoadPlace:
         try:
             return load()
         finally:
+            self.notify = bool  # it refers to this
             self._places.leave(self.tenant)

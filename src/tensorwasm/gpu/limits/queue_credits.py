@@ -130,6 +130,12 @@ class QueueCapacity:
             self._borrowers.pop(borrower, None)
 
 
+class _NoSession:
+    """In place of the credits of a session that has ended."""
+
+    kept = False
+
+
 class QueuePlace:
     """One session's place at a gate; what a fiber waits for.
 
@@ -152,7 +158,7 @@ class QueuePlace:
         self.tenant = owner.tenant
         self.held = False
         self._gate = gate
-        self._owner = owner
+        self._owner: QueueCredits | _NoSession = owner
         self._idle = idle
         self._lost = lost
         self._refused = refusal
@@ -173,6 +179,10 @@ class QueuePlace:
         self.held = False
         self._gate.leave(self)
         self._lost()
+
+    def forget(self) -> None:
+        """Refer to the session no more, which has ended: the two would be left to the cyclic collector."""
+        self._owner, self._lost = _NoSession(), bool
 
     def suspend(self) -> None:
         """See `Holder`. No tenant is held at these gates."""
@@ -331,6 +341,8 @@ class QueueCredits:
             self.large.leave()
             self.share.leave()
             self.left = True
+        self.large.forget()
+        self.share.forget()
 
     # ------------------------------------------------------------------------------------ for the capacity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -29,7 +29,7 @@ from tensorwasm.gpu.state.numbered import EventTable, GraphTable
 from tensorwasm.gpu.state.resource_table import HeldKernel, ResourceTable
 from tensorwasm.gpu.state.work import SessionWork
 from tensorwasm.gpu.windows import Windows
-from tensorwasm.values import NEVER, Deadline, LaunchConfig, MemoryKind, Region
+from tensorwasm.values import NEVER, Deadline, LaunchConfig, MemoryKind
 
 SETTLE_LIMIT_S: Final = 30.0
 """Longest that a change of a session's memory waits for its work, if the guest's call has no deadline."""
@@ -119,7 +119,7 @@ class SessionCore:
         self.table = table = ResourceTable(
             resources, tenancy, window, limits, writer, architecture or device.info.compute_capability
         )
-        self.work = work = SessionWork(resources, writer, self.reachable, limits.streams, window, tenancy.tenant)
+        self.work = work = SessionWork(resources, writer, table.reachable, limits.streams, window, tenancy.tenant)
         if window is not None:
             window.heap.settle = self._settle
             writer.show_guard(window.address, window.size_bytes, window.stop.flag_at, window.stop.status_at)
@@ -148,10 +148,6 @@ class SessionCore:
             return False
         self._cap_bytes = cap_bytes
         return account.registered
-
-    def reachable(self) -> Sequence[Region]:
-        """Return what the session's kernels may touch."""
-        return self.table.regions.snapshot() if self.window is None else self.window.regions
 
     def complete(
         self, kernel: HeldKernel, config: LaunchConfig, values: tuple[bytes, ...], deadline: Deadline | None

@@ -126,7 +126,7 @@ class SessionGraphs(RecordingPart):
         work.streams.require(stream)
         work.permit.take(deadline)
         try:
-            target, regions = work.find(stream), core.reachable()
+            target, regions = work.find(stream), core.table.reachable()
             replay, pieces = core.device.graphs.replay, max(found.uses.pieces, 1)
             work.give(target, pieces, replay, found.graph, target.stream, regions, deadline)
             work.note_replay(deadline)  # not before: to make room for it may end all that is pending

@@ -252,7 +252,7 @@ class SessionKernels(RecordingPart):
         recorder = self._begin_step(stream, memory, deadline, pieces)
         self._require_reached(windows)
         config, values = core.complete(kernel, config, self._bind(kernel, bound), None)
-        shared, regions = kernel.shared, core.reachable()
+        shared, regions = kernel.shared, core.table.reachable()
         core.device.launch(shared.loaded, shared.entry, config, values, regions, recorder, deadline)
         reached = core.windows.reach.region
         uses.add(bound, kernel_id, reached, pieces)
@@ -305,7 +305,7 @@ class SessionKernels(RecordingPart):
         stream = work.find(number)
         if spans := reach.movable(windows):  # large windows on managed memory move first: work of its own
             work.give(stream, len(spans), reach.move, spans, stream.stream)
-        launch, shared, regions = core.device.launch, kernel.shared, core.reachable()
+        launch, shared, regions = core.device.launch, kernel.shared, core.table.reachable()
         checked = None
         if shared.sites:
             located = core.windows.locate(placement, windows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tensorwasm.errors import InvalidArgs, InvalidKernel, InvokeTimeout, QuotaExceeded
@@ -126,7 +127,7 @@ class ResourceTable:
         architecture: that PTX is chosen for.
 
     Attributes:
-        regions: every address that the session's kernels may touch.
+        regions: every address that the session's kernels may touch, without a guard.
         device_bytes: charged for buffers and for the variables of modules.
         ptx_bytes: text charged for kernels.
     """
@@ -146,6 +147,7 @@ class ResourceTable:
         self.output = KernelOutput()
         self.device_bytes = self.ptx_bytes = 0
         self._resources = resources
+        self._window = window
         self._tenancy = tenancy
         self._memory = tenancy.suballocator if window is None else window.memory
         self._variables = self._memory if window is None else window.variables
@@ -155,6 +157,10 @@ class ResourceTable:
         self._architecture = architecture
         self._offers = ReusableKernels(resources.kernels, layout)
         self._loads_allowed = 0  # of compiled code, since Python last loaded or unloaded a kernel
+
+    def reachable(self) -> Sequence[Region]:
+        """Return what the session's kernels may touch."""
+        return self.regions.snapshot() if self._window is None else self._window.regions
 
     # ----------------------------------------------------------------------------------------- buffers
 

@@ -232,10 +232,7 @@ class SessionWork:
         return not [stream for stream in self.streams if not self.ended(stream)]  # each is asked: that lets it run
 
     def conclude(self, stream: SessionStream) -> None:
-        """Count all work of a stream as ended, because the device has notified of it; never waits.
-
-        Work that the device still has on a shared stream is of other sessions.
-        """
+        """Count all work of a stream as ended, as the device has notified; what a shared one still has is of others."""
         if not self.ended(stream):
             self._settle(stream)
             self.require_unstopped(self._layout.deadline)
@@ -345,8 +342,9 @@ class SessionWork:
     def _forget(self, stream: SessionStream) -> list[Exception]:
         """Forget a stream whose work has ended; return what the device raised."""
         self._resources.long_work.end_for(stream)
-        if stream.announce is not None:
-            self._resources.streams.part(stream.stream, stream.announce)
+        announce, stream.announce = stream.announce, None  # it refers to the stream
+        if announce is not None:
+            self._resources.streams.part(stream.stream, announce)
         event, stream.end_event, stream.end_state = stream.end_event, None, None
         return [] if event is None else attempt(self._resources.events.give, event)
 

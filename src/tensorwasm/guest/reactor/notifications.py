@@ -89,11 +89,11 @@ class CompletionQueue:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One wait of a guest, and what to call when its notification may be asked for."""
+    """One wait of a guest, and what is called with it when its notification may be asked for."""
 
     task: Task
     signal: DeviceWait
-    tell: Callable[[], None] = lambda: None
+    tell: Callable[[_Ticket], None]
 
 
 class NotificationLimit:
@@ -130,7 +130,7 @@ class NotificationLimit:
                 self._inside.add(first)
                 admitted.append(first)
         for first in admitted:
-            first.tell()
+            first.tell(first)
 
 
 PROCESS_LIMIT: Final = NotificationLimit()
@@ -174,8 +174,7 @@ class GpuCompletions:
         """Ask for a guest's notification, now or when there is room; return whether it has to wait."""
         if task.fiber is None or task.notified_at or task in self._line:
             raise InternalError("a guest waits for a second notification before the first")
-        ticket = _Ticket(task, wait)
-        ticket.tell = partial(self._call, partial(self._admit, ticket))
+        ticket = _Ticket(task, wait, self._tell)
         task.signal = wait
         if self._limit.enter(ticket):
             return self._ask(ticket, task.fiber)
@@ -216,6 +215,9 @@ class GpuCompletions:
         for ticket in self._asked.values():
             self._limit.leave(ticket)
         return len(self._asked)
+
+    def _tell(self, ticket: _Ticket) -> None:
+        self._call(partial(self._admit, ticket))
 
     def _admit(self, ticket: _Ticket) -> None:
         task = ticket.task
