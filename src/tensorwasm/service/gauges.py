@@ -37,7 +37,7 @@ class Gauges:
         self.counts = await self.database.read(count_records)
 
     def watch(self, metrics: Metrics) -> None:
-        """Register all sources; see `tensorwasm.telemetry.metrics.Metrics.read`."""
+        """Register all sources, see `tensorwasm.telemetry.metrics.Metrics.read`, and fill the histogram of kernels."""
         calls, quotas, workers = self.invocations.statistics, self.quotas, self.invocations.workers
         audit, database = self.audit.statistics, self.database.statistics
         sources: dict[str, MetricSource] = {
@@ -73,6 +73,7 @@ class Gauges:
             metrics.read(f"tensor_wasm_{name}", source)
         metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
         metrics.read_tenants("tensor_wasm_gpu_memory_bytes_per_tenant", self._device_bytes)
+        self.invocations.turns.observe = metrics.histogram("tensor_wasm_kernel_latency_seconds").observe
 
     def _device_bytes(self) -> dict[int, float]:
         """Return the device memory that each tenant's guests hold in all workers."""

@@ -100,9 +100,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family("tensor_wasm_kernel_dispatches_total", "counter", "Kernels launched."),
     Family("tensor_wasm_kernels_prepared_total", "counter", "Kernels compiled before their first call."),
-    Family(
-        "tensor_wasm_kernel_latency_seconds", "histogram", "Time from a launch to its end.", buckets=KERNEL_BUCKETS_S
-    ),
+    Family("tensor_wasm_kernel_latency_seconds", "histogram", "Wait of a call for its kernels.", (), KERNEL_BUCKETS_S),
     Family("tensor_wasm_offload_success_total", "counter", "Loops that were offloaded to the GPU automatically."),
     Family(
         "tensor_wasm_offload_fallback_total", "counter", "Loops that could have been offloaded, and ran on the CPU."

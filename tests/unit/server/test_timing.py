@@ -170,13 +170,17 @@ def test_a_call_whose_kernel_takes_its_time(served, tmp_path):
     settings = {"TRACE_SAMPLE": "1", "TRACE_LOG": f"file:{log}"}
 
     async def test():
-        async with served(**{f"TENSOR_WASM_API_{name}": value for name, value in settings.items()}) as (_, pipeline):
+        named = {f"TENSOR_WASM_API_{name}": value for name, value in settings.items()}
+        async with served(**named) as (service, pipeline):
             path = f"/functions/{await deploy(pipeline, module=NAPPING, grants=['cuda'])}/invoke"
             wires = [await send(pipeline, path, {"export": each}) for each in ("copy", "launch", "compute", "nothing")]
             assert [wire.json()["result"] for wire in wires] == [[0]] * 4
-            return [read(wire) for wire in wires[1:]]
+            return [read(wire) for wire in wires[1:]], service.metrics.render().decode()
 
-    napped, computed, idle = asyncio.run(test())
+    (napped, computed, idle), metrics = asyncio.run(test())
+    waited_s = re.search(r"^tensor_wasm_kernel_latency_seconds_sum (\S+)$", metrics, re.MULTILINE)[1]
+    assert float(waited_s) * 1e3 >= napped["kernel"]
+    assert re.search(r"^tensor_wasm_kernel_latency_seconds_count [123]\.0$", metrics, re.MULTILINE)
     assert napped["kernel"] >= 0.95e3 * NAP_S > napped["guest"]
     assert computed.get("kernel", 0.0) < computed["guest"]
     assert "kernel" not in idle

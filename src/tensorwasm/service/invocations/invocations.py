@@ -66,7 +66,7 @@ class InvocationStatistics:
 
 
 class Invocations:
-    """Calls functions; `workers` runs guests with a device. For one event loop."""
+    """Calls functions; `workers` runs guests with a device, and `turns` counts what each used. For one event loop."""
 
     def __init__(self, functions: Functions, workers: Workers, admission: Admission, ledger: UsageMeter) -> None:
         self.workers = workers
@@ -76,7 +76,7 @@ class Invocations:
         self._cpu = admission.guests["cpu"]
         self._threads = CallThreads()
         self._counts = Counts()
-        self._turns = GuestTurns(admission, ledger.note, self._counts)
+        self.turns = GuestTurns(admission, ledger.note, self._counts)
 
     async def invoke(self, admitted: Admitted, reference: str, request: InvocationRequest) -> Invocation:
         """Call an export of the function that a reference leads to. Cancelling the caller's task ends the guest.
@@ -244,21 +244,21 @@ class Invocations:
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-            turn = await self._turns.begin("gpu", admitted, resolved, deadline)
+            turn = await self.turns.begin("gpu", admitted, resolved, deadline)
             try:
                 executor = self.workers.executor or await self.workers.open()
             except BaseException:
-                self._turns.end(turn, resolved, request)
+                self.turns.end(turn, resolved, request)
                 raise
             return await self._send(executor, turn, resolved, request, deadline)
-        turn = await self._turns.begin("cpu", admitted, resolved, deadline)
+        turn = await self.turns.begin("cpu", admitted, resolved, deadline)
         try:
             pending = self._call_on_thread(resolved, request, deadline)
             turn.began_s = time.perf_counter()
             turn.outcome = await await_outcome(pending)
             return turn.outcome
         finally:
-            self._turns.end(turn, resolved, request)
+            self.turns.end(turn, resolved, request)
 
     def start(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> DeviceCall | None:
         """Begin a call of a function with a device at once; return None if it has to wait, and `begin` is to be used.
@@ -271,7 +271,7 @@ class Invocations:
         if len(request.args) > MAX_ARGS or request.env or request.deadline.at_ns is not None:
             request.check()
         admitted.check_budget()
-        turn = self._turns.try_begin("gpu", admitted, resolved)
+        turn = self.turns.try_begin("gpu", admitted, resolved)
         return self._send(executor, turn, resolved, request, deadline_of(resolved, request)) if turn else None
 
     def _send(
@@ -286,7 +286,7 @@ class Invocations:
 
         def finish(outcome: Invocation | BaseException | None) -> None:
             turn.outcome = outcome if isinstance(outcome, Invocation) else None
-            self._turns.end(turn, resolved, request)
+            self.turns.end(turn, resolved, request)
 
         call = DeviceCall(resolved.record.id, finish)
         try:
@@ -317,7 +317,7 @@ class Invocations:
         deadline = deadline_of(resolved, request)
         if resolved.cuda:
             admitted.check_budget()
-        turn = await self._turns.begin("streams", admitted, resolved, deadline)
+        turn = await self.turns.begin("streams", admitted, resolved, deadline)
         try:
             channel, output = Channel(deadline), CapturedOutput(resolved.limits.output_bytes)
             if resolved.cuda:
@@ -334,7 +334,7 @@ class Invocations:
                 await stream.leave()
                 turn.outcome, turn.sent_bytes = stream.result, stream.sent_bytes
         finally:
-            self._turns.end(turn, resolved, request)
+            self.turns.end(turn, resolved, request)
 
     def _call_on_thread(
         self, resolved: Resolved, request: InvocationRequest, deadline: Deadline, channel: Channel | None = None

@@ -49,10 +49,14 @@ class GuestTurns:
         admission: has the gates and quotas.
         note: counts usage, as `tensorwasm.service.usage.UsageMeter.note`.
         counts: of all invocations.
+
+    Attributes:
+        observe: is given the seconds for which each call with kernels has waited for its device.
     """
 
     def __init__(self, admission: Admission, note: Callable[..., None], counts: Counts) -> None:
         self._admission, self._note, self._counts = admission, note, counts
+        self.observe: Callable[[float], object] = _ignore
 
     async def begin(self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline) -> GuestTurn:
         """Wait for a turn, and take the instance's quotas; `end` gives both back."""
@@ -100,6 +104,8 @@ class GuestTurns:
             spent_s, sent_bytes = outcome.elapsed_s, sent_bytes_of(outcome) + turn.sent_bytes
             launches = outcome.gpu.kernels_launched if outcome.gpu is not None else 0
             on_device = launches > 0
+            if on_device:
+                self.observe(outcome.device_s)
         elif turn.began_s is not None:
             spent_s, sent_bytes, launches = time.perf_counter() - turn.began_s, turn.sent_bytes, 0
             on_device = resolved.cuda
@@ -112,6 +118,10 @@ class GuestTurns:
             self._admission.quotas.charge(tenant, gpu_us=gpu_us, launches=launches)
         self._note(tenant, 1, int(outcome is None), spent_us, gpu_us, launches, given_bytes, sent_bytes)
         return spent_s * 1e3
+
+
+def _ignore(_seconds: float) -> None:
+    """Observe nothing."""
 
 
 def sent_bytes_of(outcome: Invocation) -> int:
