@@ -24,12 +24,12 @@ from tensorwasm.errors import (
     TensorWasmError,
 )
 from tensorwasm.guest.engine.compiler import Compiler
-from tensorwasm.guest.engine.yielding import NICE
 from tensorwasm.runtime.executor.local import LocalExecutor
 from tensorwasm.runtime.executor.request import Request, check_request
 from tensorwasm.runtime.invoke.invocation import PendingInvocation
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.values import Deadline
+from tensorwasm.yielding import NICE
 
 SOON_S = 60
 GUEST = bytes(

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.saved import PAGE_BYTES
+from tensorwasm.yielding import yield_gil
 
 Span = tuple[int, int]
 """First byte, and the one past the last."""

@@ -17,9 +17,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
-from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.guest.reactor.preemption_timer import run_first_slice
 from tensorwasm.guest.reactor.task import Sandbox, Task
+from tensorwasm.yielding import begin_yielding
 
 NEWCOMERS: Final = 16
 """New guests that run in a row while older ones wait: about as long as one slice of those."""

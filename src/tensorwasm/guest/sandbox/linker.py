@@ -13,7 +13,6 @@ from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.capi import KEEPING
 from tensorwasm.guest.engine.engine import Engine
 from tensorwasm.guest.engine.module import CompiledModule
-from tensorwasm.guest.engine.yielding import yield_gil
 from tensorwasm.guest.imports.host_function import HostFunction
 from tensorwasm.guest.imports.suspension import SuspensionCode
 from tensorwasm.guest.native.loading import load_oneshot, load_oneshot_fiber
@@ -31,6 +30,7 @@ from tensorwasm.guest.sandbox.state import STATES, as_raised
 from tensorwasm.guest.sandbox.suspended_call import READ, WRITE, WaitingFunction
 from tensorwasm.wasm.preamble import Import, Preamble
 from tensorwasm.wasm.types import FuncType
+from tensorwasm.yielding import yield_gil
 
 _caller_context: Final = KEEPING.wasmtime_caller_context
 _context_get_data: Final = KEEPING.wasmtime_context_get_data

@@ -28,11 +28,11 @@ from tensorwasm.errors import GuestExit, InternalError, InvalidArgs, InvalidPoin
 from tensorwasm.gpu.native.layout import OutputRow
 from tensorwasm.guest.engine import capi, traps
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
-from tensorwasm.guest.engine.yielding import yield_gil_on_foreign_thread
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction
 from tensorwasm.guest.imports.suspension import Sleep
 from tensorwasm.guest.sandbox.state import STATES, GuestState, as_raised
 from tensorwasm.guest.sandbox.wasi_io import INHERIT, Directory, GuestOutput, Inherit, Mounts, Sink, WasiState
+from tensorwasm.yielding import yield_gil_on_foreign_thread
 
 MODULE: Final = "wasi_snapshot_preview1"
 _NAMES: Final = """

@@ -14,7 +14,6 @@ import msgspec
 
 from tensorwasm.errors import CapacityExhausted, GuestTrap, OutputClosed
 from tensorwasm.gpu.limits.accounts import Accounts
-from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import StopHook
@@ -32,6 +31,7 @@ from tensorwasm.runtime.invoke.invocation import (
 )
 from tensorwasm.runtime.invoke.one_shot import OneShotPlan
 from tensorwasm.values import Deadline, Limits, MemoryKind
+from tensorwasm.yielding import begin_yielding
 
 PLACES: Final = 32
 """Calls that run at a time in one process; more wait."""

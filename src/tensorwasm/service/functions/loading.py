@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tensorwasm.database.functions import FunctionOptions, FunctionRecord, VersionRecord
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.engine.compile_capacity import processors, slot_count
-from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.api.function import Function
 from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import StopHook
@@ -24,6 +23,7 @@ from tensorwasm.runtime.invoke.dispatch import NO_GRANTS
 from tensorwasm.tenancy.fairness import FairGate
 from tensorwasm.tenancy.quotas import TenantPolicy
 from tensorwasm.values import Limits
+from tensorwasm.yielding import begin_yielding
 
 KEPT_FUNCTIONS: Final = 1024
 KEPT_BYTES: Final = 1024 << 20

@@ -19,9 +19,9 @@ from typing import Final, ParamSpec, TypeVar
 from tensorwasm.artifacts.store import ContentStore
 from tensorwasm.artifacts.values import Digest
 from tensorwasm.errors import ArtifactNotFound, InvalidRequest, ModuleTooLarge, NotFound, TensorWasmError
-from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.service.functions.oci import is_image, read_image
 from tensorwasm.wasm.sections import HEADER
+from tensorwasm.yielding import begin_yielding
 
 HASH_PREFIX: Final = "blake3:"
 

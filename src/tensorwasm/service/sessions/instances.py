@@ -21,13 +21,13 @@ from tensorwasm.errors import (
     SealRefused,
     UnknownKey,
 )
-from tensorwasm.guest.engine.yielding import begin_yielding
 from tensorwasm.runtime.snapshots import stored
 from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
 from tensorwasm.runtime.snapshots.snapshot import Snapshot
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.snapshot_keys import SnapshotKeys, key_missing
 from tensorwasm.values import Deadline
+from tensorwasm.yielding import begin_yielding
 
 FOLDER: Final = "session/"
 

@@ -22,6 +22,7 @@ from tensorwasm.tenancy.audit.sinks import AuditSink, FileSink, StdoutSink, full
 from tensorwasm.tenancy.buckets import Buckets
 from tensorwasm.tenancy.quotas import unix_ms
 from tensorwasm.values import MIB
+from tensorwasm.yielding import lower_priority
 
 FLUSH_LINES: Final = 1 << 14
 """A flush has a dozen system calls, behind each of which the thread has to get the interpreter from a busy loop."""
@@ -196,6 +197,7 @@ class AuditLog:
         return opened.sink
 
     def _run(self, sink: AuditSink) -> None:
+        lower_priority()  # a write takes milliseconds, for which it would take an event loop's processor
         closing = False
         while not closing:
             self._wake.wait(self._flush_s)

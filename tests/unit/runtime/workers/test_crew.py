@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from tensorwasm.guest.engine.yielding import NICE
 from tensorwasm.runtime.workers.child.crew import Crew
+from tensorwasm.yielding import NICE
 
 if sys.platform == "win32":
     pytest.skip("workers need Linux or macOS", allow_module_level=True)

@@ -7,6 +7,7 @@ import pytest
 
 from fakes.live_sessions import FUNCTION, FakeDesk, FakeFunctions, FakeQuotas, FakeShop, FakeTime
 from fakes.services import COUNTER, START, opened
+from tensorwasm import yielding
 from tensorwasm.database import sessions as rows
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.database.sessions import SessionOptions, find_session, list_sessions
@@ -27,7 +28,6 @@ from tensorwasm.errors import (
     RateLimited,
     TooManyArgs,
 )
-from tensorwasm.guest.engine import yielding
 from tensorwasm.service.sessions import memory
 from tensorwasm.service.sessions.entries import MAX_WAITING, SessionCall, SessionEntry, SessionOperation
 from tensorwasm.service.sessions.memory import GIVEN_BYTES

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -350,3 +351,13 @@ def test_descriptors_are_closed(tmp_path):
         log.reopen()
         log.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no weight of its own")
+def test_what_writes_steps_back_from_the_event_loop(tmp_path, disk):
+    before = set(threading.enumerate())
+    log = AuditLog(tmp_path / "audit.log", flush_s=LONG_S)
+    assert disk.tried.wait(WAIT_S)  # its first line
+    (writer,) = set(threading.enumerate()) - before
+    assert os.getpriority(os.PRIO_PROCESS, writer.native_id) > os.getpriority(os.PRIO_PROCESS, os.getpid())
+    log.close()

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-from tensorwasm.guest.engine.yielding import lower_priority
+from tensorwasm.yielding import lower_priority
 
 TICK_S: Final = 0.002
 _IDLE_TICKS: Final = 100

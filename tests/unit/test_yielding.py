@@ -10,11 +10,10 @@ import threading
 import pytest
 from wasmtime import wat2wasm
 
-from tensorwasm import Runtime
-from tensorwasm.guest.engine import yielding
-from tensorwasm.guest.engine.yielding import EVERY_NS, NICE, SLICE_NS, begin_yielding, lower_priority, yield_gil
+from tensorwasm import Runtime, yielding
 from tensorwasm.guest.sandbox import linker
 from tensorwasm.runtime.executor.local import CallThreads
+from tensorwasm.yielding import EVERY_NS, NICE, SLICE_NS, begin_yielding, lower_priority, yield_gil
 
 _GETTERS = {"x86_64": 315, "aarch64": 275}
 

@@ -1,4 +1,4 @@
-"""Threads that run guests for long leave time for others, so that an event loop beside them runs without delay.
+"""Threads that run for long leave time for others, so that an event loop beside them runs without delay.
 
 *The processor.* Linux lets a waking thread preempt a running one before its slice ends only if its own slice is shorter
 and it has had less than its share. By default all slices are equal, so an event loop waits 3 ms for a guest that
