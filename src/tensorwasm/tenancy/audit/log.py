@@ -27,6 +27,9 @@ from tensorwasm.yielding import lower_priority
 FLUSH_LINES: Final = 1 << 14
 """A flush has a dozen system calls, behind each of which the thread has to get the interpreter from a busy loop."""
 
+NICE: Final = 3
+"""How far the thread steps back, to half the weight of others: at a tenth it would fall behind on a busy machine."""
+
 QUEUE_LINES: Final = 1 << 16
 REFUSED_QPS: Final = 10
 REFUSED_BURST: Final = 100
@@ -197,7 +200,7 @@ class AuditLog:
         return opened.sink
 
     def _run(self, sink: AuditSink) -> None:
-        lower_priority()  # a write takes milliseconds, for which it would take an event loop's processor
+        lower_priority(nice=NICE)  # a write takes milliseconds, for which it would take an event loop's processor
         closing = False
         while not closing:
             self._wake.wait(self._flush_s)
