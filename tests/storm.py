@@ -366,7 +366,7 @@ def _kill_one(server, functions, role, chance, report, asking):
         (report.state_s, "GET", "/functions", None),
         (report.call_s, "POST", f"/functions/{functions['sum']}/invoke", call),
     ]
-    if role in {"worker", "broker", "supervisor"}:
+    if role in {"worker", "worker template", "broker", "supervisor"}:
         awaited.append((report.worker_s, "POST", f"/functions/{functions['cuda']}/invoke", call))
     times = [asking.submit(wait_for, server, method, path, begun_s, body) for _, method, path, body in awaited]
     for (into, *_), answered in zip(awaited, times, strict=True):

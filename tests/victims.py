@@ -7,16 +7,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-WEIGHTS = {"supervisor": 1, "primary": 3, "front": 4, "broker": 1, "worker": 2, "template": 1}
+WEIGHTS = {"supervisor": 1, "primary": 3, "front": 4, "broker": 1, "worker": 2, "template": 1, "worker template": 1}
 """How often which process of several is killed, by what it does."""
 
-ALONE = {"server": 6, "worker": 4, "template": 1}
+ALONE = {"server": 6, "worker": 4, "template": 1, "worker template": 1}
 """Likewise where one process serves alone."""
 
 PAUSE_S = 0.01
 
-_SOCKETS = {"front": 1, "primary": 2, "broker": 0, "server": 1}
-"""How many of the supervisor's sockets a process has until it leaves."""
+_SOCKETS = {"front": 2, "primary": 3, "broker": 1, "server": 2}
+"""How many of the supervisor's sockets a process has until it leaves, that where it asks for workers among them."""
+
+_ROLES = {"alone": "server", "workers": "worker template"}
+"""Roles of processes whose names say something else."""
 
 
 def children(process):
@@ -51,16 +54,17 @@ def kill(process):
 
 
 def by_role(supervisor):
-    """Return the processes of a server's supervisor by what they do, and those that they have started as workers.
+    """Return the processes of a server's supervisor by what they do, and the workers of its templates.
 
     One that leaves is left out, and one that has been forked and has no name yet counts as another template.
     """
     sockets, found = _sockets(supervisor), {"supervisor": [supervisor], "worker": []}
     for each in children(supervisor):
-        role = _name(each).removeprefix("tw-").replace("alone", "server")
-        if role == "template" or len(_sockets(each) & sockets) == _SOCKETS.get(role):
+        name = _name(each).removeprefix("tw-")
+        role = _ROLES.get(name, name)
+        if "template" in role or len(_sockets(each) & sockets) == _SOCKETS.get(role):
             found.setdefault(role, []).append(each)
-        found["worker"] += children(each) if role != "template" else []
+        found["worker"] += children(each) if role == "worker template" else []
     return found
 
 

@@ -62,6 +62,7 @@ class FakeFleet:
     Attributes:
         loaded: as that of `Templates`; `settle` loads what a reload has begun.
         completed: how often compiled code was asked for.
+        before_compiled: how many processes there were when it was asked for first.
         kept: for each reload that has ended, whether its release was kept.
         broken: no further release can be loaded.
     """
@@ -72,7 +73,7 @@ class FakeFleet:
         self.cleared = []
         self.states = []
         self.kept = []
-        self.completed = 0
+        self.completed = self.before_compiled = 0
         self.refusing = self.broken = False
         self.loaded = True
         self.fleet = Fleet(workers, self, self, DRAIN_S, broker=broker)
@@ -90,6 +91,7 @@ class FakeFleet:
 
     def complete(self):
         self.completed += 1
+        self.before_compiled = self.before_compiled or len(self.processes)
 
     def renew(self):
         self.loaded = False

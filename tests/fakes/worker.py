@@ -1,4 +1,4 @@
-"""Worker processes that misbehave: ``python worker.py WHAT FD``. The product does not know them.
+"""Templates of worker processes that misbehave: ``python worker.py WHAT FD``. The product does not know them.
 
 ``puppet`` keeps to the protocol and does what the export's name says; the others do not start, or break the device of a
 real worker.
@@ -27,6 +27,7 @@ from tensorwasm.gpu.opening import open_device
 from tensorwasm.ptx import parse
 from tensorwasm.runtime.api import lazy_device
 from tensorwasm.runtime.workers.child import __main__ as child
+from tensorwasm.runtime.workers.child.fork_server import load_all, run
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
     AskFrame,
@@ -290,9 +291,8 @@ class Puppet:
         self.send(OutputFrame(call.request, "stdout", text.encode()), self.done(call))
 
 
-def serve(descriptor):
+def serve(link, handover):
     """Be a puppet until told to leave."""
-    link = socket.socket(fileno=descriptor)
     puppet, splitter = Puppet(link), Splitter(TO_WORKER)
     while data := link.recv(1 << 16):
         for frame in splitter.feed(data):
@@ -309,12 +309,14 @@ def serve(descriptor):
             elif isinstance(frame, (KernelFrame, NoKernelFrame)):
                 puppet.take_kernel(frame)
             elif isinstance(frame, StopFrame):
-                os._exit(0)
+                return 0
+    return 0
 
 
-def refuse(descriptor):
+def refuse(link, handover):
     """Have no device."""
-    socket.socket(fileno=descriptor).sendall(encode(UnfitFrame("device_unavailable", "there is no cuda:7")))
+    link.sendall(encode(UnfitFrame("device_unavailable", "there is no cuda:7")))
+    return 0
 
 
 class FaultyDevice:
@@ -340,7 +342,7 @@ class FaultyDevice:
         return self._device.launch(loaded, entry, config, *rest)
 
 
-def break_device(descriptor):
+def break_device(link, handover):
     """Be a real worker whose device can be lost."""
 
     def open_faulty(choice, **options):
@@ -348,8 +350,7 @@ def break_device(descriptor):
         return FaultyDevice(healthy), reason
 
     lazy_device.open_device = open_faulty
-    del sys.argv[1]
-    child.run()
+    return child.work(link, handover)
 
 
 class ImageDevice(EmulatorDevice):
@@ -364,14 +365,13 @@ class ImageDevice(EmulatorDevice):
         return self.load(parse(image.decode()), NEVER)
 
 
-def load_images(descriptor):
+def load_images(link, handover):
     """Be a real worker whose device takes compiled kernels."""
     lazy_device.open_device = lambda *_, **__: (ImageDevice(), "")
-    del sys.argv[1]
-    child.run()
+    return child.work(link, handover)
 
 
-def imagine_gpu(descriptor):
+def imagine_gpu(link, handover):
     """Be a real worker on a GPU that is not there, on a machine without ptxas."""
     sys.path.append(str(Path(__file__).resolve().parents[1]))
     from fakes.driver import FakeDriver  # noqa: PLC0415 - found by the path above
@@ -379,8 +379,7 @@ def imagine_gpu(descriptor):
     driver = Driver(FakeDriver())
     opening.load_driver = lambda: driver
     opening.find_assembler = lambda *_: None
-    del sys.argv[1]
-    child.run()
+    return child.work(link, handover)
 
 
 KINDS = {
@@ -388,10 +387,17 @@ KINDS = {
     "images": load_images,
     "puppet": serve,
     "unfit": refuse,
-    "crash": lambda descriptor: os._exit(9),
-    "mute": lambda descriptor: threading.Event().wait(),
+    "crash": lambda link, handover: 9,
+    "mute": lambda link, handover: threading.Event().wait(),
     "faulty": break_device,
 }
 
+
+def load_nothing():
+    """Load nothing: most need no compiled code."""
+
+
 if __name__ == "__main__":
-    KINDS[sys.argv[1]](int(sys.argv[2]))
+    kind = KINDS[sys.argv[1]]
+    real = kind in {break_device, imagine_gpu, load_images}
+    run(kind, [*map(int, sys.argv[2:])], load_all if real else load_nothing)

@@ -1,6 +1,7 @@
 """What a test leaves behind: threads of ours, child processes, descriptors. Linux only.
 
 Judged by what is there that was not there before, one by one: what an earlier test had left may go away meanwhile.
+Templates of worker processes, and the sockets at which they are asked, stay as long as this process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tensorwasm.runtime.workers import template
 
 
 def threads() -> set[threading.Thread]:
@@ -23,7 +26,8 @@ def children() -> set[tuple[int, str]]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that is ending as it is looked at
             found |= {(number, _began(number)) for number in map(int, (task / "children").read_text().split())}
-    return found
+    kept = [*(each.process for each in template._kept.values()), *template._leaving]
+    return {(number, began) for number, began in found if number not in {each.pid for each in kept}}
 
 
 def descriptors() -> Counter[str]:
@@ -32,6 +36,8 @@ def descriptors() -> Counter[str]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that the folder was read through
             found[str(entry.readlink())] += 1
+    for each in template._kept.values():
+        del found[str(Path(f"/proc/self/fd/{each.asking.fileno()}").readlink())]
     return found
 
 

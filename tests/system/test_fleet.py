@@ -12,7 +12,7 @@ from fakes.services import ADD, SUB
 from loads import Load, reload
 from neighbours import deploy, until
 from servers import running_server
-from victims import birth_of, by_role, children
+from victims import birth_of, by_role, kill
 
 FRONTS = 2
 STAY_MS = 15_000
@@ -122,13 +122,13 @@ def test_a_reload_replaces_the_broker_and_leaves_a_call_in_its_workers_alone(tmp
         with client.stream("POST", f"/functions/{function}/invoke-stream", json=call, timeout=60) as stream:
             chunks = stream.iter_raw(1)
             assert next(chunks) == b"a"
-            (worker,) = children(before)
+            (worker,) = roles(server)["worker"]
             assert reload(server)[0] == 0
             assert birth_of(worker) is not None, "the call is in it"
             (after,) = {*roles(server)["broker"]} - {before}
             with server.client() as later:
                 assert add(later)
-            assert children(after) != [], "that call was made in a worker of the new broker"
+            assert len(roles(server)["worker"]) == 2, "that call was made in a worker of the new broker"
             assert b"".join(chunks) == b"z", "the call in the old one has all its time"
         until(lambda: birth_of(before) is None and birth_of(worker) is None)
         assert roles(server)["broker"] == [after]
@@ -136,3 +136,31 @@ def test_a_reload_replaces_the_broker_and_leaves_a_call_in_its_workers_alone(tmp
             assert add(later)
         assert server.stop() == 0
     assert list(tmp_path.glob("tensor-wasm-*")) == []
+
+
+def test_the_next_brokers_workers_are_forked_from_the_same_template_and_the_next_releases_from_another(tmp_path):
+    with running_server(tmp_path / "data", "--workers", str(FRONTS)) as server, server.client() as client:
+        function = deploy(client, ADD, "add", grants=["cuda"])
+
+        def add():
+            called = client.post(f"/functions/{function}/invoke", json={"export": "add", "args": [2, 3]})
+            return called.json().get("result") == [5]
+
+        until(add)
+        (template,) = roles(server)["worker template"]
+        for role in ("worker", "broker", "worker"):
+            (victim,), (worker,) = roles(server)[role], roles(server)["worker"]
+            kill(victim)
+            until(lambda victim=victim, worker=worker: birth_of(victim) is None and birth_of(worker) is None)
+            until(add)
+            assert roles(server)["worker template"] == [template]
+        (worker,) = roles(server)["worker"]
+        kill(template)
+        until(lambda: birth_of(worker) is None)
+        until(add)
+        (following,) = roles(server)["worker template"]
+        assert reload(server)[0] == 0
+        until(lambda: birth_of(following) is None)
+        until(add)
+        assert following not in roles(server)["worker template"]
+        assert server.stop() == 0

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, Self
@@ -24,7 +25,11 @@ from tensorwasm.gpu.memory import pages
 from tensorwasm.gpu.memory.backings import KINDS, BufferKind, Capabilities, check_request
 from tensorwasm.values import NEVER, Region
 
-_SECRET: Final = secrets.token_bytes(16)
+
+@cache
+def _secret() -> bytes:
+    """Return what buffers of this process are marked with: made when first needed, which is after any fork."""
+    return secrets.token_bytes(16)
 
 
 class UnifiedBuffer:
@@ -153,7 +158,7 @@ class UnifiedBuffer:
 
     def __repr__(self) -> str:
         """Return kind, size and device, and a hash that tells buffers apart without their addresses."""
-        mark = blake2b(self._address.to_bytes(8, "little"), key=_SECRET, digest_size=4).hexdigest()
+        mark = blake2b(self._address.to_bytes(8, "little"), key=_secret(), digest_size=4).hexdigest()
         state = "closed" if self._closing else f"{self._size_bytes} of {self.capacity} bytes"
         return f"<UnifiedBuffer {mark}: {self.kind}, {state}, on {self.device_id}>"
 

@@ -7,6 +7,7 @@ caller releases only what no stream uses any more.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -30,6 +31,8 @@ MAX_OFFER_BYTES: Final = 64 << 10
 """Longest text that is compared: it is kept once for every session that offers it."""
 
 _ids: Final = random.Random()  # noqa: S311 - an id opens nothing: lookups are per session
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ids.seed)  # or all workers of a template would give the same ids
 _SEED_BITS: Final = 47
 _ID_BITS: Final = 16
 

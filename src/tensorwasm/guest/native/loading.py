@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,20 +165,29 @@ def begin_loading() -> Callable[[], None]:
 def load_kept() -> None:
     """Load all compiled code for processes that are forked from this one; nothing if some of it has to be made first.
 
-    No thread is left: NumPy, which Numba imports, would start some.
+    No thread is left.
     """
-    if not may_have_fibers():
+    if _loaded.is_set() or not may_have_fibers():
         return
-    threads = os.environ.get(_THREADS)
-    os.environ[_THREADS] = "1"
-    folder = _open_cache()
-    if threads is None:
-        del os.environ[_THREADS]
-    else:
-        os.environ[_THREADS] = threads
+    with numpy_without_threads():
+        folder = _open_cache()
     if folder is not None and (folder / _FULL).exists():
         _load_all()
         _loaded.set()
+
+
+@contextmanager
+def numpy_without_threads() -> Iterator[None]:
+    """Within the context, let NumPy, which Numba imports, start no threads when it is imported first."""
+    threads = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if threads is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = threads
 
 
 def _load_all() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorwasm.errors import DeviceUnavailable, InvalidArgs, TensorWasmError
 from tensorwasm.gpu.opening import parse_choice
-from tensorwasm.runtime.workers.process import make_environment
+from tensorwasm.runtime.workers.template import make_environment
 
 _LIMIT_S: Final = 60.0
 _MODULE: Final = "tensorwasm.runtime.workers.devices"

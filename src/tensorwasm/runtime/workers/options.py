@@ -10,7 +10,8 @@ from tensorwasm.runtime.executor.local import PLACES
 from tensorwasm.runtime.workers.frames import PROTOCOL, SetupFrame
 from tensorwasm.runtime.workers.kernels.service import Done
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
-from tensorwasm.runtime.workers.process import PROGRAM, Patience
+from tensorwasm.runtime.workers.process import Patience
+from tensorwasm.runtime.workers.template import PROGRAM
 from tensorwasm.values import DeviceInfo, Isolation, SmPlacement
 
 
@@ -28,7 +29,7 @@ class WorkerOptions:
     requests: int = 256  # most that the worker holds, waiting ones included; one more is refused as `CapacityExhausted`
     patience: Patience = Patience()  # noqa: RUF009 - immutable
     backoff: Backoff = Backoff()  # noqa: RUF009 - immutable
-    program: Sequence[str] = PROGRAM  # what Python runs
+    program: Sequence[str] = PROGRAM  # what Python runs as the template
 
     def setup(self, *, asks: bool, jit: bool) -> SetupFrame:
         """Return what a process is told first."""

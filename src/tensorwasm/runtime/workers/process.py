@@ -1,76 +1,35 @@
 """Starting a worker process and ending it.
 
 Parent and worker talk over an unnamed pair of connected sockets: there is no file whose mode must be right, and no
-other process can connect. The worker still verifies that its parent made the pair. Over a second one the parent hands
-the worker the connections of fronts (`child/server.py`). Of both, the worker inherits its end and nothing else.
+other process can connect. Over a second one the parent hands the worker the connections of fronts (`child/server.py`).
+Of both, the worker gets its end and nothing else.
 
-The process is spawned, never forked, with an environment, a session and a process group of its own.
+The process is forked from a template (`tensorwasm.runtime.workers.template`), never from this one, with an environment,
+a session and a process group of its own. The template ends it, and tells over a third pair how it ended.
 
-Source: Linux man-pages, socketpair(2), setsid(2), killpg(3), unix(7) SCM_RIGHTS.
+Source: Linux man-pages, socketpair(2), setsid(2), killpg(3), pidfd_open(2), unix(7) SCM_RIGHTS.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final, Protocol
 
 from tensorwasm.errors import DeviceUnavailable
-from tensorwasm.gpu.cuda.driver.mps import PIPES_VARIABLE, WITHOUT_MPS
 from tensorwasm.runtime.workers.frames import UnfitFrame
-
-PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.child")
-"""What Python runs in a worker; the numbers of the two descriptors follow."""
-
-INHERITED: Final = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "XDG_CACHE_HOME",
-    "PYTHONPATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_ARCH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_ROOT",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "TENSOR_WASM_CACHE",
-    "TENSOR_WASM_COMPILE_MEMORY",
-    "TENSOR_WASM_COMPILE_TIMEOUT",
-    "TENSOR_WASM_EMULATOR_ARCH",
-    "TENSOR_WASM_EMULATOR_MEMORY",
-    "TENSOR_WASM_EMULATOR_PTX",
-    "TENSOR_WASM_GPU_MEMORY",
-    "TENSOR_WASM_GPU_QUOTA",
-    "TENSOR_WASM_GPU_SESSION",
-    "TENSOR_WASM_NATIVE",
-    "TENSOR_WASM_POOL_SLOTS",
-    "TENSOR_WASM_PTXAS",
-)
-"""Variables that a worker gets. A list of names, not of patterns: keys are kept in variables too."""
-
-KEYLESS: Final = {"TENSOR_WASM_CODE_CACHE": "0", "TENSOR_WASM_KERNEL_CACHE": "0"}
-"""What is kept on the disk is signed, and no key is in a process with guests that a GPU may have let out."""
+from tensorwasm.runtime.workers.template import FORKS, fork_worker
 
 _REAP_S: Final = 10.0
-
-
-def make_environment(environment: Mapping[str, str], pipes: str | None) -> dict[str, str]:
-    """Return the environment of a worker, which joins the MPS daemon of the folder `pipes`, or none for None."""
-    kept = {name: environment[name] for name in INHERITED if name in environment}
-    return kept | KEYLESS | {PIPES_VARIABLE: pipes or WITHOUT_MPS}
+_REPORT_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +74,18 @@ class WorkerProcess(Protocol):
     Attributes:
         link: this end of the connection, non-blocking.
         errors: the process's standard error, non-blocking; None if another process has started it.
-        orphan: whether the process has ended with the one that had started it, known after `wait`.
     """
 
     link: socket.socket
     errors: IO[bytes] | None
-    orphan: bool
 
     @property
     def pid(self) -> int | None:
-        """The process's number, None if another process has started it."""
+        """The process's number, None if it does not exist yet or another process has started it."""
+
+    @property
+    def orphan(self) -> bool:
+        """Whether the process has ended with the one that had started or forked it, known after `wait`."""
 
     def admit(self, link: socket.socket) -> None:
         """Hand the process the connection of a front. The process has it then, and the caller no more."""
@@ -140,6 +101,90 @@ class WorkerProcess(Protocol):
         """
 
 
+class ForkedChild:
+    """A process that a template was asked for, as its reports say; see `tensorwasm.runtime.workers.child.fork_server`.
+
+    Args:
+        reports: the socket of them, which ends the process when it is shut down.
+
+    Attributes:
+        status: how it ended, as `subprocess` says it; None while that is not known.
+        gone: there is nothing left to report: it has ended, with all its group, or its template has.
+    """
+
+    def __init__(self, reports: socket.socket) -> None:
+        self._reports = reports
+        self._pid: int | None = None
+        self.status: int | None = None
+        self.gone = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its number; None before it is forked."""
+        if self._pid is None:
+            self._listen(0.0)
+        return self._pid
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until it has ended."""
+        ends_s = time.monotonic() + limit_s
+        while self.status is None and self._listen(ends_s - time.monotonic()):
+            pass
+
+    def end(self) -> int | None:
+        """Kill it and its group; return its exit status, None if it was never forked, or ended with its template."""
+        if self.pid is None and self.status is None:  # the template, which may only load, forks it no more
+            self._reports.close()
+            return None
+        with contextlib.suppress(OSError):
+            self._reports.shutdown(socket.SHUT_WR)
+        ends_s = time.monotonic() + _REAP_S
+        while self._listen(ends_s - time.monotonic()):
+            pass
+        self._reports.close()
+        return self.status if self.gone else -signal.SIGKILL  # or in a driver's call that does not return
+
+    def _listen(self, limit_s: float) -> bool:
+        """Take the next report; return False if there is none within the limit."""
+        poll = select.poll()  # select() takes no descriptor over 1,023
+        poll.register(self._reports, select.POLLIN)
+        if self.gone or not poll.poll(max(0.0, limit_s) * 1e3):
+            return False
+        try:
+            report = self._reports.recv(_REPORT_BYTES)
+        except OSError:
+            report = b""
+        if report.startswith(b"p"):
+            self._pid = int(report[1:])
+        elif report:
+            self.status = int(report[1:])
+        self.gone = not report
+        return not self.gone
+
+
+class SpawnedChild:
+    """A process that this one has started itself, where nothing is forked."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid: int | None = popen.pid
+        self.status: int | None = 0
+        self.gone = False
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until it has ended; it is not reaped before `end`, which ends it in any case."""
+
+    def end(self) -> int | None:
+        """Kill it and its group; return its exit status."""
+        # The leader is not reaped yet, so its number, which is the group's, is still its own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        try:
+            return self._popen.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+
+
 @dataclass(slots=True)
 class Process:
     """A worker process that this one has started; see `WorkerProcess`."""
@@ -147,61 +192,52 @@ class Process:
     link: socket.socket
     errors: IO[bytes] | None
     _handover: socket.socket
-    _popen: subprocess.Popen[bytes]
-    orphan: bool = False
+    _child: ForkedChild | SpawnedChild
 
     @classmethod
     def spawn(cls, program: Sequence[str], environment: Mapping[str, str]) -> Process:
-        """Start a process, which on Linux ends with the calling thread; `DeviceUnavailable` if that fails."""
+        """Start a process, which on Linux ends with this one; `DeviceUnavailable` if that fails."""
         if sys.platform == "win32":
             raise DeviceUnavailable("worker processes need Linux or macOS")
-        (ours, theirs), (handover, fronts) = socket.socketpair(), socket.socketpair()
-        inherited = theirs.fileno(), fronts.fileno()
+        (ours, link), (fronts, handover), (said, errors) = socket.socketpair(), socket.socketpair(), os.pipe()
         try:
-            popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
-                [sys.executable, "-P", *program, *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                pass_fds=inherited,
-                start_new_session=True,
-            )
-        except OSError as error:
+            start = _fork if FORKS else _spawn
+            child = start(program, environment, (link.fileno(), handover.fileno(), errors))
+        except BaseException:
             ours.close()
-            handover.close()
-            raise DeviceUnavailable(f"no worker process can be started: {error.strerror}") from None
-        finally:
-            theirs.close()
             fronts.close()
-        ours.setblocking(False)
-        handover.setblocking(False)
-        assert popen.stderr is not None  # noqa: S101 - it was asked for
-        os.set_blocking(popen.stderr.fileno(), False)
-        return cls(ours, popen.stderr, handover, popen)
+            os.close(said)
+            raise
+        finally:
+            link.close()
+            handover.close()
+            os.close(errors)
+        for each in (ours.fileno(), fronts.fileno(), said):
+            os.set_blocking(each, False)
+        return cls(ours, os.fdopen(said, "rb"), fronts, child)
 
     @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._popen.pid
+    def pid(self) -> int | None:
+        """See `WorkerProcess.pid`."""
+        return self._child.pid
+
+    @property
+    def orphan(self) -> bool:
+        """See `WorkerProcess`: its template has ended, and it with that."""
+        return self._child.gone and self._child.status is None
 
     def admit(self, link: socket.socket) -> None:
         """See `WorkerProcess.admit`. A process that has gone, or takes none, ends the connection."""
         with link, contextlib.suppress(OSError):
             socket.send_fds(self._handover, [b"\0"], [link.fileno()])
 
-    def end(self) -> int:
+    def end(self) -> int | None:
         """Kill the process and its children, and release everything; return its exit status.
 
         Until this returns, the system gives the number of the process, or of its group, to no other.
         """
-        # The leader is not reaped yet, so its number, which is the group's, is still its own.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
         try:
-            return self._popen.wait(_REAP_S)
-        except subprocess.TimeoutExpired:  # in the kernel, in a driver's call that does not return
-            return -signal.SIGKILL
+            return self._child.end()
         finally:
             self.link.close()
             self._handover.close()
@@ -210,15 +246,40 @@ class Process:
 
     def wait(self, limit_s: float) -> None:
         """Wait a moment for a process that is about to end by itself, on Linux."""
-        if sys.platform != "linux":
-            return
-        watch = os.pidfd_open(self._popen.pid)
-        try:
-            with selectors.DefaultSelector() as selector:  # select() takes no descriptor over 1,023
-                selector.register(watch, selectors.EVENT_READ)
-                selector.select(limit_s)
-        finally:
-            os.close(watch)
+        self._child.wait(limit_s)
+
+
+def _fork(program: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> ForkedChild:
+    """Have a process forked, with its link, handover and standard error."""
+    reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    owner = os.pidfd_open(os.getpid())
+    try:
+        fork_worker(program, environment, [*descriptors, theirs.fileno(), owner])
+    except BaseException:
+        reports.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(owner)
+    return ForkedChild(reports)
+
+
+def _spawn(program: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> SpawnedChild:
+    """Start a process, likewise."""
+    *inherited, errors = descriptors
+    try:
+        popen = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
+            [sys.executable, "-P", *program, *map(str, inherited)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=dict(environment),
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DeviceUnavailable(f"no worker process can be started: {error.strerror}") from None
+    return SpawnedChild(popen)
 
 
 def describe_exit(status: int | None) -> str:

@@ -33,7 +33,8 @@ from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame,
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
-from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess, make_environment
+from tensorwasm.runtime.workers.process import Ending, Process, WorkerProcess
+from tensorwasm.runtime.workers.template import make_environment
 from tensorwasm.values import DeviceInfo
 
 _log = logging.getLogger(__name__)
@@ -271,7 +272,7 @@ class Worker:
             return
         asks = self._notices.compile is not None and options.isolation == "guarded"
         setup = None if self._connector else options.setup(asks=asks, jit=self.tenant is not None)
-        self._starts, self._pid = self._starts + 1, process.pid
+        self._starts += 1
         self._talk = talk = Conversation(process, setup, self, self._woken, options.patience, self._reader)
         while self._joining:
             talk.admit(self._joining.pop())
@@ -299,11 +300,9 @@ class Worker:
                 return None
         return connected.result()
 
-    def ready(self, info: ReadyFrame) -> None:
+    def ready(self, info: ReadyFrame, pid: int) -> None:
         """Note that the process takes requests. For the conversation."""
-        self._info, self._target = rebuild_device(info), rebuild_target(info)
-        if self._connector is not None:
-            self._pid = info.pid
+        self._info, self._target, self._pid = rebuild_device(info), rebuild_target(info), pid
         if self._target is not None:
             self._notices.know(self._target)
         if self.lifecycle.state is State.STARTING:

@@ -170,17 +170,14 @@ class Fleet:
             if member.due_s is not None and member.due_s <= now_s:
                 member.process.signal(signal.SIGKILL)
                 member.due_s = None
-        self._note_served()
+        self._note_served(now_s)
         for member in [each for each in self.members if each.process.code is not None]:
             self._bury(member, now_s)
         if self.stopping:
             self._stop_owners()
             return
         for slot in self.slots:
-            if slot.current is None and slot.start_s <= now_s and self.may_start(slot):
-                slot.current = self.start(slot)
-                if slot.current is None:
-                    self._lose(slot, "cannot be started", now_s)
+            self._fill(slot, now_s)
 
     # ------------------------------------------------------------------------------------------------------ signals
 
@@ -236,7 +233,14 @@ class Fleet:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _note_served(self) -> None:
+    def _fill(self, slot: Slot, now_s: float) -> None:
+        """Start a process in a slot that has none, if that is due."""
+        if slot.current is None and slot.start_s <= now_s and self.may_start(slot):
+            slot.current = self.start(slot)
+            if slot.current is None:
+                self._lose(slot, "cannot be started", now_s)
+
+    def _note_served(self, now_s: float) -> None:
         for slot in self.slots:
             member = slot.current
             if member is None or not member.process.serves:
@@ -245,6 +249,9 @@ class Fleet:
             self._primary_served = self._primary_served or slot.role == "primary"
             if member.announces and not self._announced:
                 self._announced = True
+                for each in self.slots:
+                    if each.role == "broker":  # which needs no compiled code: it would only wait for that
+                        self._fill(each, now_s)
                 self.starter.complete()
             if member.process.ready and self._announced and not self._completed:
                 self._completed = True

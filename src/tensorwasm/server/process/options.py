@@ -22,6 +22,8 @@ class ServeOptions:
         max_body_bytes: longest body; None takes the setting.
         announce: whether to print where it listens.
         place: which of several processes it is; None for one that serves alone.
+        workers: the descriptor of the socket where a template is asked for GPU workers, which it inherits; -1 for one
+            of its own.
     """
 
     address: ListenAddress
@@ -29,6 +31,7 @@ class ServeOptions:
     max_body_bytes: int | None = None
     announce: bool = True
     place: Place | None = None
+    workers: int = -1
 
     @property
     def role(self) -> str:
@@ -40,7 +43,7 @@ class ServeOptions:
         """The inherited descriptors that the server uses."""
         place = self.place
         private = () if place is None else (place.table, place.http, place.control)
-        return frozenset(each for each in (self.listening, *private) if each >= 0)
+        return frozenset(each for each in (self.listening, self.workers, *private) if each >= 0)
 
     def to_json(self) -> str:
         """Return the options as JSON."""

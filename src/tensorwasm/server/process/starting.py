@@ -24,6 +24,7 @@ from tensorwasm.gc_pause import collect_seldom
 from tensorwasm.gpu.opening import parse_choice
 from tensorwasm.guest.engine.capi import check_bindings
 from tensorwasm.guest.native.loading import begin_loading
+from tensorwasm.runtime.workers import template
 from tensorwasm.runtime.workers.broker import WorkerBroker
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 from tensorwasm.server.connection.tls import ServerTls
@@ -69,6 +70,8 @@ def run(options: ServeOptions, report: Callable[[], object]) -> None:
     means that the service does not open, or must not be exposed like this.
     """
     return_large_blocks()
+    if options.workers >= 0:
+        template.adopt(options.workers)
     if options.place is not None and options.place.role == "broker":
         _run_broker(options.place, report)
     else:

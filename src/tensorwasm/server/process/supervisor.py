@@ -29,8 +29,9 @@ from tensorwasm.server.process.options import ServeOptions
 from tensorwasm.server.process.place import CONTROL, HTTP, Place
 from tensorwasm.server.process.record import SupervisorFile
 from tensorwasm.server.process.reloading import Reloader, ReloadState
-from tensorwasm.server.process.server_process import Template, adopting_orphans, bury_orphans
+from tensorwasm.server.process.server_process import FORKS, Template, adopting_orphans, bury_orphans
 from tensorwasm.server.process.templates import Templates
+from tensorwasm.server.process.worker_template import OnDemandTemplate
 from tensorwasm.tenancy.shared_table import clear_row, create_table
 
 LISTEN_S: Final = 2.0
@@ -82,11 +83,19 @@ class Supervisor:
             shared = stack.enter_context(_inherited(address, listening, self._max_body_bytes, self._workers))
             broker = not self._environment.get("TENSOR_WASM_BROKER")
             stack.enter_context(adopting_orphans())
-            templates = Templates(partial(Template, self._environment, shared.descriptors))
+            templates = Templates(partial(self._make_template, shared.descriptors), self._make_workers)
             stack.callback(templates.close)
+            if broker and self._workers > 1:
+                templates.begin_workers()  # beside the other template, on another processor
             fleet = Fleet(self._workers, shared, templates, self._drain_s, broker=broker)
             stack.callback(_close_all, fleet)
             return _keep(fleet, Reloader(fleet, self._drain_s, record), templates, signals)
+
+    def _make_template(self, inherited: tuple[int, ...], asking: int) -> Template:
+        return Template(self._environment, (*inherited, *([asking] if asking >= 0 else [])))
+
+    def _make_workers(self) -> OnDemandTemplate | None:
+        return OnDemandTemplate(self._environment) if FORKS else None
 
 
 def _keep(fleet: Fleet, reloader: Reloader, templates: Templates, signals: int) -> int:
@@ -99,7 +108,7 @@ def _keep(fleet: Fleet, reloader: Reloader, templates: Templates, signals: int) 
             return fleet.outcome
         known = [each.process.pid for each in fleet.members]
         if None not in known:  # one without a number would be taken for an orphan
-            bury_orphans([*filter(None, known), *(each.pid for each in templates)])
+            bury_orphans([*filter(None, known), *templates.pids])
         for number in _wait(fleet, reloader, templates, signals):
             now_s = time.monotonic()
             if number in STOPS:

@@ -132,7 +132,8 @@ def test_what_a_first_answer_does_not_need_comes_behind_it():
     made.processes[1].report()
     made.update()
     assert made.completed == 1
-    assert [each.role for each in made.processes[2:]] == ["front", "front", "broker"]
+    assert [each.role for each in made.processes[2:]] == ["broker", "front", "front"]
+    assert made.before_compiled == 3, "the broker needs no compiled code, and the other fronts do"
     made.processes[1].report()
     made.update()
     assert made.completed == 2, "what was to be compiled at first is there now"

@@ -290,7 +290,7 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
     running = start(2)
     places = ("primary 0", "front 1", "front 2")
     until(lambda: [running.said(f"began {place}") for place in places] == [1, 1, 1])
-    until(lambda: len(running.children()) == 5)  # with the broker and the template
+    until(lambda: len(running.children()) == 6)  # with the broker and two templates
     (folder,) = running.folder.glob("tensor-wasm-*")
     assert folder.stat().st_mode & 0o077 == 0
     assert {each.name for each in folder.iterdir() if each.is_socket()} == {"http", "control"}
@@ -308,7 +308,7 @@ def test_several_processes_have_places_and_a_front_that_dies_is_replaced(start):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_template_that_dies_takes_nothing_with_it_and_is_followed_by_another(start, workers):
     running = start(workers)
-    until(lambda: len(running.children()) == (2 if workers == 1 else 5))
+    until(lambda: len(running.children()) == (2 if workers == 1 else 6))
     until(lambda: len(running.named("tw-template")) == 1)  # what it forks has its name at first
     before = set(running.children())
     (template,) = running.named("tw-template")
@@ -343,16 +343,17 @@ if not os.path.exists({str(tmp_path / "child")!r}):
 
 def test_compiled_code_is_loaded_by_the_template_behind_the_first_front(start):
     running = start(2)
-    until(lambda: len(running.children()) == 5)
-    said = [each for each in running.output.read_text().splitlines() if each.startswith(("began", "loaded"))]
+    until(lambda: len(running.children()) == 6)
+    begun = "began primary", "began front", "loaded"
+    said = [each for each in running.output.read_text().splitlines() if each.startswith(begun)]
     assert said[:3] == ["began primary 0", "began front 1", "loaded compiled code"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_reload_replaces_all(start, workers):
     running, told = start(workers), []
-    role, processes = ("alone", 2) if workers == 1 else ("primary", 5)
-    until(lambda: running.output.read_text().count("began") == processes - 1)  # from then on they handle signals
+    role, processes, begun = ("alone", 2, 1) if workers == 1 else ("primary", 6, 4)
+    until(lambda: running.output.read_text().count("began") == begun)  # from then on they handle signals
     before = running.children()
     request_reload(running.folder / "data", told.append)
     assert told
@@ -369,7 +370,7 @@ def test_a_reload_replaces_all(start, workers):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_is_left_of_a_supervisor_that_is_killed_and_its_servers_leave(start, workers):
     running = start(workers)
-    until(lambda: len(running.children()) == (2 if workers == 1 else 5))
+    until(lambda: len(running.children()) == (2 if workers == 1 else 6))
     places = ("alone -1",) if workers == 1 else ("front 1", "front 2")
     until(lambda: all(running.said(f"began {each}") for each in places))  # from then on they handle signals
     children = running.children()
@@ -462,5 +463,5 @@ def test_the_supervisor_loads_nothing_that_could_crash_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout.split()
     ours = {each.split(".")[1] for each in loaded if each.startswith("tensorwasm.")}
-    assert ours == {"errors", "server", "tenancy"}
+    assert ours == {"errors", "gpu", "runtime", "server", "tenancy"}  # constants, and how a template is started
     assert not {"asyncio", "numpy", "msgspec", "uvloop", "sqlalchemy"} & set(loaded)

@@ -292,7 +292,7 @@ class Conversation:
             raise BrokenFrame("ready twice, or of another release")
         self.introduced = True
         self._clock.beat()
-        self._owner.ready(frame)
+        self._owner.ready(frame, self._process.pid or frame.pid)
 
     def _take_unfit(self, frame: UnfitFrame) -> None:
         if self.introduced:
@@ -377,7 +377,7 @@ class Conversation:
         text = self._ending or describe_exit(status)
         if self._errors and status:
             said = clean(self._errors.decode("utf-8", "replace"))
-            _log.warning("worker process %d %s; it had written: %s", self._process.pid, text, said)
+            _log.warning("worker process %s %s; it had written: %s", self._process.pid, text, said)
         self.charges = {}
         return Ending(text, bool(self.flights or self.answered or self.shared), self._unfit, orphan)
 

@@ -11,8 +11,8 @@ from tensorwasm.runtime.workers.frames import AskFrame, ReadyFrame
 class Owner(Protocol):
     """Who has the conversation held; `talk` is that, a `Conversation`."""
 
-    def ready(self, info: ReadyFrame) -> None:
-        """The process takes requests."""
+    def ready(self, info: ReadyFrame, pid: int) -> None:
+        """The process takes requests; with its number."""
 
     def sick(self, message: str) -> None:
         """The process's device is lost: it is not to be given more."""

@@ -22,7 +22,7 @@ from tensorwasm.gpu.resources.guarded_compiler import KernelJob
 from tensorwasm.runtime.workers.frames import BrokenFrame
 from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES, Answer, CompileJob
 from tensorwasm.runtime.workers.outcomes import rebuild_error
-from tensorwasm.runtime.workers.process import make_environment
+from tensorwasm.runtime.workers.template import make_environment
 
 PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.kernels.child")
 
