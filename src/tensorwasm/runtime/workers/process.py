@@ -212,8 +212,9 @@ class Process:
             link.close()
             handover.close()
             os.close(errors)
-        for each in (ours.fileno(), fronts.fileno(), said):
-            os.set_blocking(each, False)
+        ours.setblocking(False)
+        fronts.setblocking(False)
+        os.set_blocking(said, False)
         return cls(ours, os.fdopen(said, "rb"), fronts, child)
 
     @property

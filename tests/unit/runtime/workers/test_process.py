@@ -2,6 +2,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,18 @@ def test_a_process_that_is_not_wanted_before_it_is_forked_is_not_waited_for(tmp_
     with path.open("w"):  # it loads, and then forks what is wanted
         other.wait(60)
     assert other.end() == 0
+
+
+def test_a_process_that_is_not_wanted_before_it_has_a_group_ends(tmp_path):
+    """A case of 2026-11-28: its owner ended before it had got so far, and it stayed."""
+    path = tmp_path / "forked"
+    os.mkfifo(path)
+    wait = f"os.setsid = lambda: (open({str(path)!r}, 'w').close(), threading.Event().wait())\nrun("
+    process = Process.spawn(("-c", TEMPLATE.replace("run(", wait, 1)), make_environment(os.environ, None))
+    path.read_bytes()  # it is forked, and waits
+    process._child._reports.shutdown(socket.SHUT_WR)
+    process.wait(60)
+    assert process.end() == -signal.SIGKILL
 
 
 def test_a_template_that_can_fork_nothing_says_so():

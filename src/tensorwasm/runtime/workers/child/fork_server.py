@@ -190,6 +190,7 @@ class ForkServer:
                 os.write(worker.reports, b"s%d" % worker.status)
         elif not worker.unwanted:
             worker.unwanted = True
+            os.kill(worker.pid, signal.SIGKILL)  # which may have no group of its own yet
             with suppress(ProcessLookupError, PermissionError):  # not reaped yet, so the number of the group is its own
                 os.killpg(worker.pid, signal.SIGKILL)
         if worker.unwanted and worker.status is not None:
