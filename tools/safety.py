@@ -100,7 +100,10 @@ SAFETY: Final = Table(
         Claim(
             "11-secrets", "A worker gets a list of variables and one descriptor: no key, and no access to a database."
         ),
-        Claim("11-spawn", "Processes are spawned; the server's own are forked from a template without threads."),
+        Claim(
+            "11-spawn",
+            "Processes are spawned; the server's own, and workers, are forked from templates without threads.",
+        ),
         Claim("11-cache", "Compiled code is kept in the user's own folder, mode 0700, which no other user can move."),
         Claim("12-python", "No Python frame is on a fiber while its guest waits."),
         Claim("12-nested", "A host function cannot run a guest on a fiber, nor the guest that called it."),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="work
 
 FAKE = str(Path(__file__).resolve().parents[1] / "fakes" / "worker.py")
 SOON_S = 60
-SILENT_S = 1.0
+SILENT_S = 2.0
 
 
 @pytest.fixture(autouse=True)
