@@ -27,8 +27,10 @@ SPANS: Final = ("queue", "gate", "load", "sandbox", "dispatch", "first", "guest"
 OUTSIDE: Final = "outside"
 TOTAL: Final = "total"
 
-_COLOURS: Final = ("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f", "#e5c494", "#66c2a5", "#1b9e77",
-            "#e78ac3", "#dddddd")  # fmt: skip
+_COLOURS: Final = (
+    *("#8da0cb", "#fc8d62", "#b3b3b3", "#a6d854", "#ffd92f"),
+    *("#e5c494", "#66c2a5", "#1b9e77", "#e78ac3", "#dddddd"),
+)
 _WARM: Final = 30
 _TIMEOUT_S: Final = 60.0
 _STAMP_US: Final = 1000

@@ -107,5 +107,5 @@ class LoadPlace:
         try:
             return load()
         finally:
-            self.notify = bool  # it refers to this
+            self.notify = bool  # the caller's function refers to this place: a cycle
             self._places.leave(self.tenant)

@@ -7,10 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tensorwasm.errors import (
-    CapacityExhausted,
-    InternalError,
-)
+from tensorwasm.errors import CapacityExhausted, InternalError
 from tensorwasm.guest.engine import capi, memory_creator, reservation, ticker
 from tensorwasm.guest.engine.capi import KEEPING, RELEASING
 from tensorwasm.guest.engine.reservation import PoolLayout

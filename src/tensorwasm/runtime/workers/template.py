@@ -117,7 +117,7 @@ class WorkerTemplate:
         socket.send_fds(self.asking, [pipes.encode()], descriptors, socket.MSG_NOSIGNAL)
 
     def has_gone(self) -> bool:
-        """Return whether it takes nothing any more: it says nothing, so that its end is all there is to read."""
+        """Return whether the template has ended. It never writes to the socket, so only its end can be read."""
         try:
             return not self.asking.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

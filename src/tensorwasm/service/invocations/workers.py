@@ -138,7 +138,7 @@ class Workers:
 
 
 async def _report_failure(work: Coroutine[None, None, None]) -> None:
-    """Run a coroutine whose result nobody awaits; log its error instead of raising it."""
+    """Run a coroutine, and log its error instead of raising it."""
     try:
         await work
     except TensorWasmError as error:  # a call is told the same

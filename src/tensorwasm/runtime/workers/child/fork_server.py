@@ -1,9 +1,9 @@
 """`ForkServer`: the template of worker processes, which forks one whenever it is asked to, and ends them.
 
-It loads what workers need, once for all of them. It has one thread and no device, and serves nobody itself. What is
-asked comes over one socket: a message has the folder of the MPS daemon that the worker joins and these descriptors,
-which are the worker's `link`, `handover` and standard error, a socket for `reports`, and the process that asks, its
-`owner`, as a descriptor that becomes readable when that ends.
+It loads what workers need, once for all of them; it has one thread, opens no device and makes no calls. Each message on
+its socket asks for one worker. It has the folder of the MPS daemon that the worker joins, and five descriptors: the
+worker's `link`, `handover` and standard error, a socket for `reports`, and a pidfd of the worker's `owner`, which is
+the process that asks.
 
 The worker says its number there, ``p<number>``, and the fork server how it has ended, ``s<status>`` as `subprocess` has
 it. A worker that its owner does not want any more, who shuts the socket down or has ended, is killed with its process
@@ -99,7 +99,7 @@ class _Forked:
 
 
 class ForkServer:
-    """Forks workers until nobody can ask for one any more and those that there were have ended.
+    """Forks workers on request; ends when the other end of its socket is closed and all its workers have ended.
 
     Args:
         asked: brings what is asked.
@@ -126,7 +126,7 @@ class ForkServer:
                     asking = False
 
     def _answer(self) -> bool:
-        """Do what is asked next; return False if nobody can ask any more."""
+        """Fork the worker that the next message asks for; return False if the other end of the socket is closed."""
         pipes, descriptors, _, _ = socket.recv_fds(self._asked, _MESSAGE_BYTES, _DESCRIPTORS)
         if not pipes:
             return False
