@@ -4,7 +4,7 @@ It reads jobs from standard input and answers each on standard output, until its
 (unsigned, big-endian) and MessagePack. Guarding, verifying and ptxas get untrusted texts, so the process limits its
 memory, writes no core files, has a low priority and no key. It ends with the thread that started it.
 
-Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2), nice(2).
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tensorwasm.gpu.cuda.modules import KernelAssembler
 from tensorwasm.gpu.device.limits import MAX_GUARDED_IMAGE_BYTES
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget, compile_guarded
 from tensorwasm.gpu.resources.kernel_store import encode
+from tensorwasm.guest.engine.compiler_process import step_back
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.runtime.workers.frames import FailedFrame
 from tensorwasm.runtime.workers.outcomes import describe_error
@@ -37,7 +38,6 @@ MAX_ANSWER_BYTES: Final = MAX_GUARDED_IMAGE_BYTES + 4 * MIB
 """An image, and what launches need, variables of the module included."""
 
 _MEMORY_BYTES: Final = 4 << 30
-_NICE: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -98,7 +98,7 @@ def _open_compiler(target: KernelTarget) -> KernelAssembler:
 
 
 def _confine(parent: int) -> None:
-    os.nice(_NICE)
+    step_back()
     if sys.platform != "linux":
         return
     import ctypes  # noqa: PLC0415 - on Linux alone

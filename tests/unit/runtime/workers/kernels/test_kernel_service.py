@@ -391,6 +391,20 @@ def test_a_service_that_closes_leaves_no_ptxas_and_no_files(open_service, outcom
     assert isinstance(outcomes.wait()[0][1], CapacityExhausted)
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="LINUX ONLY: scheduling groups")
+def test_what_compiles_a_kernel_steps_back_in_the_scheduler_s_groups_too(open_service, outcomes, hanging_ptxas):
+    open_service().submit(job(), outcomes.taker("k"))
+    process, _ = hanging_ptxas()
+    (pid,) = (
+        line.split()[1] for line in Path(f"/proc/self/fdinfo/{process}").read_text().splitlines() if "Pid:" in line[:4]
+    )
+    os.close(process)
+    group = Path(f"/proc/{pid}/autogroup").read_text()
+    assert group.split()[-1] == "10"
+    assert os.getpriority(os.PRIO_PROCESS, int(pid)) >= 10
+    assert group != Path("/proc/self/autogroup").read_text()
+
+
 def test_a_service_that_closes_answers_all(open_service, outcomes):
     made = open_service(ECHO)
     made.close()
