@@ -271,8 +271,8 @@ def _receive(pipe: Connection) -> dict[int, int]:
 
 
 def _press(number: int, context: LoadContext, url: str, pipe: Connection) -> None:
-    # A session of its own: where Linux groups processes by session, those of one share what that session gets, and the
-    # neighbour's client is in this one's parent's.
+    # Where Linux schedules by session, the processes of one share its time: a load in the session of the neighbour's
+    # client would delay that client.
     os.setsid()
     step_back()
     asyncio.run(_run_clients(LOADS[number], context, url, pipe))

@@ -395,9 +395,8 @@ def test_a_service_that_closes_leaves_no_ptxas_and_no_files(open_service, outcom
 def test_what_compiles_a_kernel_steps_back_in_the_scheduler_s_groups_too(open_service, outcomes, hanging_ptxas):
     open_service().submit(job(), outcomes.taker("k"))
     process, _ = hanging_ptxas()
-    (pid,) = (
-        line.split()[1] for line in Path(f"/proc/self/fdinfo/{process}").read_text().splitlines() if "Pid:" in line[:4]
-    )
+    described = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+    (pid,) = (line.split()[1] for line in described if line.startswith("Pid:"))
     os.close(process)
     group = Path(f"/proc/{pid}/autogroup").read_text()
     assert group.split()[-1] == "10"
