@@ -160,8 +160,8 @@ class Settings:
         "TENSOR_WASM_COMPILE_TIMEOUT",
         seconds,
         60.0,
-        "Seconds for compiling one module, on each processor that it uses; by the clock twice that, or four times on a "
-        "machine with one processor, because compilations share them. The guest's own time begins after that.",
+        "Seconds for compiling one module, on each processor that it uses; on Linux without the time in which it waits "
+        "for one. The guest's own time begins after that.",
     )
     compile_memory_mib: int = setting(
         "TENSOR_WASM_COMPILE_MEMORY",

@@ -21,6 +21,7 @@ from tensorwasm.guest.engine.engine import EngineConfig, settings_of
 from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.values import MIB
 from tensorwasm.wasm.sections import HEADER
+from tensorwasm.yielding import lower_priority
 
 SETTINGS = settings_of(EngineConfig())
 USUAL = CompileLimits()
@@ -197,8 +198,26 @@ def test_a_stopped_compiler_ends_at_once_with_its_children(program):
     assert gone(children[0])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="LINUX ONLY: elsewhere the system does not say how long one waited")
+def test_time_in_which_a_compiler_waits_for_a_processor_does_not_count(program):
+    program(
+        """
+        import time
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        for _ in range(8):
+            if not os.fork():
+                os.closerange(0, 3)
+                while True: pass
+        start_s = time.monotonic()
+        while time.process_time() < 0.3: pass
+        sys.stdout.buffer.write(b"+%d" % (1000 * (time.monotonic() - start_s)))
+        """
+    )
+    assert int(bytes(compile_with(limits=CompileLimits(wall_s=0.7)))) > 1000
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="LINUX ONLY: scheduling groups")
-def test_the_compiler_process_has_a_low_priority(program):
+def test_the_compiler_process_has_a_low_priority_once_whatever_it_inherits(program):
     program(
         """
         real["step_back"]()
@@ -206,8 +225,17 @@ def test_the_compiler_process_has_a_low_priority(program):
         sys.stdout.buffer.write(f"+{os.getpriority(os.PRIO_PROCESS, 0)} {group.split()[-1]}".encode())
         """
     )
-    nice, group = map(int, bytes(compile_with()).split())
-    assert nice >= compiler_process.NICE
+    found = []
+
+    def compile_on_a_lowered_thread():
+        lower_priority()
+        found.append(compile_with())
+
+    thread = threading.Thread(target=compile_on_a_lowered_thread)
+    thread.start()
+    thread.join()
+    nice, group = map(int, bytes(found[0]).split())
+    assert nice == min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + compiler_process.NICE, 19)
     assert group == compiler_process.NICE
 
 

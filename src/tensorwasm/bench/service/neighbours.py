@@ -95,6 +95,11 @@ class TenantLoad:
         good, refused = (sum(answers[status] for status in kinds) for kinds in (self.expected, REFUSALS))
         return good, refused, answers.total() - good - refused
 
+    def name_others(self, answers: Counter[int]) -> str:
+        """Return the statuses of answers that were neither, for the name of a figure; nothing if there were none."""
+        counts = sorted((status, count) for status, count in answers.items() if status not in self.expected | REFUSALS)
+        return f" ({', '.join(f'{count} of status {status}' for status, count in counts)})" if counts else ""
+
 
 def prepare(load: TenantLoad, client: ServiceClient) -> LoadContext:
     """Deploy what a load calls, and open its sessions, with its tenant's client."""
@@ -231,7 +236,7 @@ def _figures(alone: list[float], beside: list[tuple[TenantLoad, list[float], Ans
         yield Figure("longest", "ms", max(taken), 0, len(taken))
         yield Figure("answers of the load", "requests", good, 0, 1)
         yield Figure("refused for lack of room", "requests", refused, 0, 1)
-        yield Figure("other answers", "requests", other, 0, 1, bar=0)
+        yield Figure(f"other answers{load.name_others(answers)}", "requests", other, 0, 1, bar=0)
         yield Figure("resident afterwards", "MiB", resident / MIB, 0, 1)
 
 

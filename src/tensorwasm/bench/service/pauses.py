@@ -91,7 +91,8 @@ def _figures(
         good, refused, other = load.tally(answers)
         yield Figure(f"answers to {load.name}", "requests", good, 0, 1, bar=1, sense="at least")
         yield Figure(f"refusals of {load.name} for lack of room", "requests", refused, 0, 1)
-        yield Figure(f"other answers to {load.name}", "requests", other, 0, 1, bar=0)
+        others = f"other answers to {load.name}{load.name_others(answers)}"
+        yield Figure(others, "requests", other, 0, 1, bar=0)
 
 
 class SmallDeploys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -55,12 +54,10 @@ class CompileCapacity:
 
     Attributes:
         whole_bytes: the memory.
-        crowding: compilations that may share a processor: so much longer may each of them take by the clock.
     """
 
     def __init__(self, whole_bytes: int, slots: int) -> None:
         self.whole_bytes = whole_bytes
-        self.crowding = math.ceil(slots / processors())
         self.gate = BlockingGate(slots)
         self._free_bytes = whole_bytes
         self._held: Counter[str] = Counter()

@@ -52,7 +52,7 @@ _TRIES: Final = 3
 class CompileLimits:
     """What compiling one module may use: seconds of each thread's processor, and address space.
 
-    By the clock it may take as much longer as compilations share a processor (`CompileCapacity.crowding`).
+    Time in which it waits for a processor does not count (`tensorwasm.guest.engine.child_process`).
 
     wasmtime itself takes 0.25 GB of that. ``room_bytes`` is the memory of all compilations of this process together;
     None takes a part of the machine's.
@@ -139,7 +139,7 @@ class Compiler:
         # An arena takes 64 MiB of address space, which is what is limited.
         variables = {"RAYON_NUM_THREADS": str(_threads()), "MALLOC_ARENA_MAX": str(_threads())}
         command = [sys.executable, "-I", "-S", compiler_process.__file__, *arguments]
-        return child_process.run(command, variables, wasm, self._limits.wall_s * self.capacity.crowding, stop)
+        return child_process.run(command, variables, wasm, self._limits.wall_s, stop)
 
 
 def _threads() -> int:

@@ -7,7 +7,7 @@ the reason. The parent ignores the answer of a process that did not exit with 0.
 Cranelift gets untrusted bytes, so before it reads any the process limits its address space, its processor time, core
 files and file sizes. It ends with the thread that started it. It gets a tenth of a processor that others want.
 
-Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2), sched(7) on autogroups.
+Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2), getpriority(2), sched(7) on autogroups.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 NICE: Final = 10
 """How far it steps back: its weight is 110, where others have 1024."""
+
+_NICEST: Final = 19
 
 _AUTOGROUP: Final = "/proc/self/autogroup"
 _AUTOGROUP_TRIES: Final = 50
@@ -96,7 +98,9 @@ def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> 
 
 def step_back() -> None:
     """Lower the priority, and that of the scheduler's group: a session can be one, and then only its value counts."""
-    os.nice(NICE)
+    started_by = os.getpriority(os.PRIO_PROCESS, os.getppid())  # its first thread; the one that did may be lowered
+    lowered = min(started_by + NICE, _NICEST)
+    os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), lowered))
     if not _set_group():
         _thread.start_new_thread(_keep_setting, ())
 

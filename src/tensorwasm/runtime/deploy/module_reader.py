@@ -91,7 +91,7 @@ class ModuleReader:
         arguments = map(str, (os.getpid(), memory_bytes, int(SECONDS) + 1, reading))
         command = [sys.executable, "-I", reader_process.__file__, *arguments]
         with capacity.hold(memory_bytes, share, stop=stop):
-            response = child_process.run(command, {}, wasm, SECONDS * capacity.crowding, stop)
+            response = child_process.run(command, {}, wasm, SECONDS, stop)
         if response.killed:
             raise CapacityExhausted("the process that reads a module was killed, for want of memory as it seems")
         if response.out_of_time:
