@@ -71,7 +71,9 @@ def test_a_front_that_is_killed_ends_its_own_connections_only_and_is_replaced(tm
         until(lambda: len(roles(server)["front"]) == FRONTS and victim not in roles(server)["front"])
         go_on(loads)
         failed = [[status for status, _ in load.wrong()] for load in loads]
-        assert set(map(tuple, failed)) == {(), (0,)}, "some connections ended once, and others never"
+        assert [] in failed, "connections to the other front never ended"
+        # A client between two calls finds its connection closed, and opens another before it sends the next.
+        assert all(each in ([], [0]) for each in failed), "the victim's connections ended once"
 
 
 def test_calls_go_on_while_the_primary_is_replaced_and_a_deploy_waits_for_the_next(tmp_path):
