@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from tensorwasm.gpu.limits.queue_credits import LENT_LUMPS, LUMP_PIECES, PIECES
 from tensorwasm.gpu.shared_device import SharedDevice
 from tensorwasm.gpu.state.numbered import StreamTable
 from tensorwasm.runtime import Runtime
+from tensorwasm.server.serving import SWITCH_S
 from tensorwasm.values import MIB, NEVER, Deadline, LaunchConfig, Limits
 
 CROWD = 24
@@ -76,6 +78,16 @@ def shared(device):
         yield shared
 
 
+@pytest.fixture
+def _service_switches():
+    """Have threads hand the interpreter on as in the service: on many cores 24 of them would wait 5 ms each time."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("_service_switches")
 @pytest.mark.parametrize("kind", ["launch", "replay", "blocks"])
 def test_a_crowd_of_sessions_on_threads(device, shared, kind):
     members, neighbour = [Member(shared.open_session("crowd")) for _ in range(CROWD)], shared.open_session("neighbour")
