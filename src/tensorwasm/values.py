@@ -26,6 +26,10 @@ Isolation = Literal["guarded", "process", "stream"]
 its guest's memory and stops at its deadline, and verified. ``process``: the processes, one a tenant at least.
 ``stream``: nothing, as for kernels that are trusted; the emulator confines every kernel itself."""
 
+OffloadMode = Literal["off", "auto", "cpu", "gpu"]
+"""Where loops run that can run in parallel: in the guest (``off``), on all cores of the host (``cpu``), on the
+runtime's device (``gpu``), or on that if it is a GPU and else the cores (``auto``)."""
+
 ISOLATIONS: Final[tuple[Isolation, ...]] = ("guarded", "process", "stream")
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned", "managed", "vmm")
 

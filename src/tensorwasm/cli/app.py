@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tensorwasm.cli.local import artifacts, operating, run, serving, snapshot
+from tensorwasm.cli.local import artifacts, offload, operating, run, serving, snapshot
 from tensorwasm.cli.options import for_typer
 from tensorwasm.cli.remote import calls, functions, jobs, kernel, metrics, tenants
 from tensorwasm.settings import package_version
@@ -44,6 +44,7 @@ for _group in (
     tenants.TOKENS.app,
     artifacts.app,
     operating.audit,
+    offload.app,
     snapshot.app,
 ):
     app.add_typer(_group)

@@ -123,6 +123,20 @@ class CodeEntry:
             raise cursor.fail("a function does not end")
         return instructions
 
+    def offsets(self) -> list[int]:
+        """Return the offset in the module of each of the instructions, the closing ``end`` included.
+
+        Raises:
+            InvalidWasm: it is malformed.
+        """
+        cursor = self._cursor()
+        _read_local_runs(cursor)
+        offsets = []
+        while not cursor.done():
+            offsets.append(cursor.base + cursor.offset)
+            read(cursor)
+        return offsets
+
     def _cursor(self) -> Cursor:
         return Cursor(self.raw, 0, len(self.raw), self.at)
 

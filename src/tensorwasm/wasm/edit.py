@@ -1,22 +1,31 @@
-"""Edits: each takes a module and returns another, in which every index that existed still means the same."""
+"""Edits: each takes a module and returns another, in which every index that existed still means the same.
+
+The exception is `add_function_imports`: imports come first in an index space, so the functions behind them move.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Final
 
 from tensorwasm.wasm.definitions import PASSIVE, CodeEntry, DataSegment, Global
 from tensorwasm.wasm.instructions import Instruction
-from tensorwasm.wasm.module import Module
-from tensorwasm.wasm.preamble import Export
+from tensorwasm.wasm.module import CustomSection, Module
+from tensorwasm.wasm.names import SECTION as NAMES
+from tensorwasm.wasm.names import shift_names
+from tensorwasm.wasm.preamble import Export, Import
 from tensorwasm.wasm.types import FuncType
 
 _DATA_DROP: Final = "data.drop"
 _ELEM_DROP: Final = "elem.drop"
 # 0xFC 9 and 0xFC 13, their numbers padded or not: a body that matches neither drops nothing.
+_CALLS: Final = frozenset({"call", "return_call", "ref.func"})
+_MAY_CALL: Final = re.compile(rb"[\x10\x12\xd2]")
+_OF_CODE: Final = (".debug_", "metadata.code.", "reloc.", "linking")
+"""Beginnings of the names of custom sections that refer to code by its place."""
 _MAY_DROP: Final = re.compile(rb"\xfc(?:[\x09\x0d]|[\x89\x8d]\x80{0,3}\x00)")
 
 
@@ -63,6 +72,62 @@ def add_functions(module: Module, added: Collection[tuple[FuncType, CodeEntry]])
         data_count=len(module.data) if added else module.data_count,
     )
     return edited, range(first, first + len(added))
+
+
+def add_function_imports(module: Module, added: Collection[tuple[str, str, FuncType]]) -> tuple[Module, range]:
+    """Append imports of functions, by module, name and type, behind those that there are; return their indices too.
+
+    Every reference to a function behind them moves, in code, exports, elements, globals, the start and names. Custom
+    sections that refer to code by its place are dropped.
+
+    Raises:
+        InvalidWasm: a body is malformed.
+    """
+    first, count = len(module.imported("func")), len(added)
+    types = list(module.types)
+    types += [signature for signature in dict.fromkeys(each[2] for each in added) if signature not in types]
+    imports = [Import(owner, name, "func", types.index(signature)) for owner, name, signature in added]
+
+    def moved(index: int) -> int:
+        return index + count if index >= first else index
+
+    def moved_in(code: Iterable[Instruction]) -> tuple[Instruction, ...]:
+        return tuple((step[0], moved(step[1])) if step[0] in _CALLS else step for step in code)
+
+    def moved_body(body: CodeEntry) -> CodeEntry:
+        if not _MAY_CALL.search(body.raw):
+            return body
+        code = body.instructions()
+        edited = moved_in(code)
+        return body if list(edited) == code else CodeEntry.build(body.local_runs(), edited)
+
+    edited = replace(
+        module,
+        types=tuple(types),
+        imports=(*module.imports, *imports),
+        globals=tuple(replace(item, init=moved_in(item.init)) for item in module.globals),
+        exports=tuple(
+            replace(item, index=moved(item.index)) if item.kind == "func" else item for item in module.exports
+        ),
+        start=None if module.start is None else moved(module.start),
+        elements=tuple(
+            replace(each, items=tuple(moved(item) if isinstance(item, int) else moved_in(item) for item in each.items))
+            for each in module.elements
+        ),
+        bodies=tuple(map(moved_body, module.bodies)),
+        customs=tuple(_moved_customs(module, first, count)),
+    )
+    return edited, range(first, first + count)
+
+
+def _moved_customs(module: Module, first: int, by: int) -> Iterator[CustomSection]:
+    for custom in module.customs:
+        if custom.name == NAMES:
+            renamed = shift_names(custom, first, by)
+            if renamed is not None:
+                yield renamed
+        elif not custom.name.startswith(_OF_CODE):
+            yield custom
 
 
 def set_memory_minimum(module: Module, minimum_pages: Mapping[int, int]) -> Module:

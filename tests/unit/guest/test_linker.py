@@ -196,3 +196,15 @@ def test_errors_of_16_threads_never_mix(engine, wat):
     for thread in threads:
         thread.join()
     assert mixed == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(frame=gen.frames())
+def test_a_host_function_may_return_several_values(spawn, frame):
+    kinds, cells = [kind for kind, _ in frame], [cell for _, cell in frame]
+    values = codec.decode(kinds, cells)
+    results = f"(result i64 i64 {' '.join(kinds)})"
+    text = f'(module (import "h" "f" (func $f {results})) (func (export "go") {results} call $f))'
+    instance = spawn(text, host(lambda _call: (-5, 6, *values), results=("i64", "i64", *kinds)))
+    assert codec.encode(["i64", "i64", *kinds], instance.call("go")) == [(1 << 64) - 5, 6, *cells]
+    instance.close()

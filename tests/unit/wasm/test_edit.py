@@ -13,7 +13,8 @@ from strategies.wasm_programs import ACTIVE_DATA, ACTIVE_ELEMENTS, PASSIVE_DATA,
 from tensorwasm.errors import InvalidWasm
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.definitions import DECLARATIVE, PASSIVE, CodeEntry, Global
-from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.module import CustomSection, Module, decode, encode
+from tensorwasm.wasm.names import read_function_names
 from tensorwasm.wasm.preamble import Export
 from tensorwasm.wasm.types import FuncType, GlobalType
 from timing import costs_less
@@ -240,3 +241,52 @@ def test_dropped_segments_are_empty_and_keep_their_indices():
     running = Running(encode(edit.add_exports(module, [Export("memory", "memory", 0)])))
     assert running.memory()[:3] == bytes(3)
     assert running.call("m") is not None
+
+
+@EXAMPLES
+@given(programs())
+def test_a_program_with_more_imports_behaves_the_same(program):
+    wasm = to_wasm(program.text)
+    module = decode(wasm)
+    edited, indices = edit.add_function_imports(module, [("m", "f", FuncType(("i64",), ("i32", "f64")))])
+    body = CodeEntry.build([], [("unreachable",)])
+    # Instead of an import, which this engine has nothing for, a function of the same index.
+    first, imported = indices[0], len(module.imported("func"))
+    inlined = replace(
+        edited,
+        imports=module.imports,
+        functions=(edited.imports[-1].type, *edited.functions),
+        bodies=(body, *edited.bodies),
+    )
+    assert first == imported
+    assert fault_of(encode(edited)) is None
+    assert Running(encode(inlined)).observe(program.calls, ["seen"]) == Running(wasm).observe(program.calls, ["seen"])
+
+
+@EXAMPLES
+@given(modules())
+def test_added_imports_leave_a_valid_module_whose_functions_have_moved(module):
+    module = decode(encode(module))
+    count = len(module.imported("func"))
+    edited, indices = edit.add_function_imports(module, [("m", f"f{number}", FuncType()) for number in range(3)])
+    assert (list(indices), fault_of(encode(edited))) == ([count, count + 1, count + 2], None)
+    escaping = edit.find_escaping(module)
+    assert edit.find_escaping(edited) == [index + 3 if index >= count else index for index in escaping]
+
+
+def test_names_move_with_their_functions_and_tables_of_code_places_go():
+    text = '(module (import "m" "a" (func $a)) (func $first (local $x i32)) (func $second (call $first)))'
+    module = decode(to_wasm(text))
+    module = replace(module, customs=(*module.customs, CustomSection(".debug_line", b"?", 11)))
+    edited, _ = edit.add_function_imports(module, [("m", "g", FuncType())])
+    again = decode(encode(edited))
+    assert read_function_names(again) == {0: "a", 2: "first", 3: "second"}
+    assert [custom.name for custom in again.customs] == ["name"]
+    assert again.bodies[1].instructions() == [("call", 2)]
+
+
+@pytest.mark.parametrize("data", [b"\x01", b"\x01\x05\x01", b"\x01\x03\x01\x00\x7f", b"\x02\x02\x01\xff"])
+def test_malformed_names_are_no_names_and_go(data):
+    module = Module(customs=(CustomSection("name", data),))
+    assert read_function_names(module) == {}
+    assert edit.add_function_imports(module, [("m", "g", FuncType())])[0].customs == ()

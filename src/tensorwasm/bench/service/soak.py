@@ -88,7 +88,7 @@ Request = tuple[str, str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TenantAction:
     """Something that tenants do, its relative frequency, and its statuses, besides `MAY_FAIL` and 0 for no answer."""
 
     name: str
@@ -187,25 +187,27 @@ def _guest_to_deploy(_: SoakTenant) -> object:
 _ADD: Final = {"export": "add", "args": [1, 2]}
 
 OPERATIONS: Final = (
-    Operation("invoke", 700, _add, {200}),
-    Operation("invoke with wrong arguments", 30, _script(("POST", _INVOKE, {"export": "add", "args": ["x"]})), {400}),
-    Operation("invoke of no export", 20, _script(("POST", _INVOKE, {"export": "nothing"})), {400}),
-    Operation(
+    TenantAction("invoke", 700, _add, {200}),
+    TenantAction(
+        "invoke with wrong arguments", 30, _script(("POST", _INVOKE, {"export": "add", "args": ["x"]})), {400}
+    ),
+    TenantAction("invoke of no export", 20, _script(("POST", _INVOKE, {"export": "nothing"})), {400}),
+    TenantAction(
         "invoke of nobody's function",
         20,
         _script(("POST", "/functions/00000000-0000-4000-8000-000000000000/invoke", {})),
         {404},
     ),
-    Operation(
+    TenantAction(
         "invoke that never ends",
         2,
         _script(("POST", "/functions/{endless}/invoke", {"export": "spkn", "deadline_ms": 20})),
         {504},
     ),
-    Operation("malformed", 20, _malformed, {400}),
-    Operation("another tenant's function", 20, _foreign, {404}),
-    Operation("no such token", 10, _unknown_token, {401}),
-    Operation(
+    TenantAction("malformed", 20, _malformed, {400}),
+    TenantAction("another tenant's function", 20, _foreign, {404}),
+    TenantAction("no such token", 10, _unknown_token, {401}),
+    TenantAction(
         "job",
         40,
         _script(
@@ -215,7 +217,7 @@ OPERATIONS: Final = (
         ),
         {200, 202},
     ),
-    Operation(
+    TenantAction(
         "session",
         15,
         _script(
@@ -225,13 +227,13 @@ OPERATIONS: Final = (
         ),
         {200, 201, 204},
     ),
-    Operation(
+    TenantAction(
         "deploy and delete",
         3,
         _script(("POST", "/functions", _guest_to_deploy), ("DELETE", "/functions/{id}", None)),
         {200, 204},
     ),
-    Operation(
+    TenantAction(
         "chat",
         30,
         _script(
@@ -240,12 +242,12 @@ OPERATIONS: Final = (
         ),
         {200},
     ),
-    Operation("server-sent events", 20, _stream("text/event-stream"), {200}),
-    Operation("raw stream", 10, _stream("application/octet-stream"), {200}),
-    Operation("leave", 10, _leave, frozenset()),
-    Operation("list", 20, _script(("GET", "/functions?limit=10", None)), {200}),
-    Operation("usage", 5, _script(("GET", "/usage", None)), {200}),
-    Operation("health", 5, _script(("GET", "/readyz", None)), {200}),
+    TenantAction("server-sent events", 20, _stream("text/event-stream"), {200}),
+    TenantAction("raw stream", 10, _stream("application/octet-stream"), {200}),
+    TenantAction("leave", 10, _leave, frozenset()),
+    TenantAction("list", 20, _script(("GET", "/functions?limit=10", None)), {200}),
+    TenantAction("usage", 5, _script(("GET", "/usage", None)), {200}),
+    TenantAction("health", 5, _script(("GET", "/readyz", None)), {200}),
 )
 """What tenants do."""
 

@@ -276,13 +276,13 @@ def _differences(found: Difference) -> Iterator[str]:
     yield from found.fields
 
 
-def parse_call(text: str) -> tuple[str, list[object]]:
-    """Return the name and arguments of ``name`` or ``name [1, 2]``, or raise InvalidArgs."""
+def parse_call(text: str, option: str = "--call") -> tuple[str, list[object]]:
+    """Return the name and arguments of ``name`` or ``name [1, 2]``, or raise InvalidArgs, which names the option."""
     from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
 
     name, bracket, rest = text.partition("[")
     if not name.strip():
-        raise InvalidArgs(f"--call takes a name and perhaps a JSON array, not {text[:64]!r}")
+        raise InvalidArgs(f"{option} takes a name and perhaps a JSON array, not {text[:64]!r}")
     return name.strip(), codec.parse(bracket + rest) if bracket else []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tensorwasm.guest.imports.suspension import Steps
 from tensorwasm.values import Deadline
@@ -60,6 +60,9 @@ class HostCall(Protocol):
     def wasi(self) -> WasiStreams | None:
         """The guest's standard output and clock, None without WASI."""
 
+    def check(self) -> None:
+        """Raise if the guest must not go on, because its deadline has passed or it was cancelled."""
+
     def service(self, name: str) -> object | None:
         """Return what the caller attached to the instance (``cuda``, ``input``, ``stream``), None if not granted."""
 
@@ -72,8 +75,8 @@ class HostFunction:
         module: import module, such as ``wasi:cuda/host@0.2.0``.
         name: import field.
         params: Wasm types; i32 and i64 arrive as signed Python integers.
-        results: none or one.
-        body: called as ``body(call, *params)``.
+        results: none or one; several only for sandboxes that are no fibers.
+        body: called as ``body(call, *params)``; returns a tuple for several results.
         waits: whether it may wait for a device, or for time to pass.
         steps: the same in steps, for a guest on a fiber; without them the body is called on another thread.
         finish: steps that wait for work which the compiled form has started, called as ``finish(call)``.
@@ -83,7 +86,7 @@ class HostFunction:
     name: str
     params: tuple[ValType, ...]
     results: tuple[ValType, ...]
-    body: Callable[..., int | float | None]
+    body: Callable[..., Any]
     waits: bool = False
     steps: Callable[..., Steps] | None = None
     finish: Callable[[HostCall], Steps] | None = None

@@ -233,7 +233,11 @@ def make_trampoline(function: HostFunction) -> Trampoline:
     unpack = struct.Struct("<" + "".join(READ[kind] for kind in function.params)).unpack
     size = capi.CELL_BYTES * len(function.params)
     params_at = (ctypes.c_char * size).from_address
-    result = WRITE[function.results[0]] if function.results else None
+    result = WRITE[function.results[0]] if len(function.results) == 1 else None
+    pack_results = None
+    if len(function.results) > 1:
+        pack_results = struct.Struct("<" + "".join(READ[kind] for kind in function.results)).pack_into
+    results_at = (ctypes.c_char * (capi.CELL_BYTES * len(function.results))).from_address
 
     def trampoline(_env: int, caller: int, cells: int, _count: int) -> int | None:
         try:
@@ -251,6 +255,8 @@ def make_trampoline(function: HostFunction) -> Trampoline:
                 state.caller = 0
             if result is not None:
                 result.from_address(cells).value = answer
+            elif pack_results is not None:
+                pack_results(results_at(cells), 0, *answer)
             yield_gil()
         except BaseException as error:  # noqa: BLE001 - nothing may escape into C; it is raised when the call returns
             # Looked up anew: an interrupt may have come before there was a name for it.

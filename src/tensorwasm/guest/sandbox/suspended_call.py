@@ -58,6 +58,10 @@ class SuspendedCall:
         """Output streams and clock, None without WASI."""
         return self._state.wasi
 
+    def check(self) -> None:
+        """Raise what `GuestState.check` raises."""
+        self._state.check()
+
     def service(self, name: str) -> object | None:
         """Return what the caller attached under that name, or None."""
         return self._state.service(name)

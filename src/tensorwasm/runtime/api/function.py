@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.runtime.snapshots.live import LiveInstance
-    from tensorwasm.values import Deadline, DeviceInfo, MemoryKind
+    from tensorwasm.values import Deadline, DeviceInfo, MemoryKind, OffloadMode
 
 
 class Function(DeployedModule):
     """A compiled module. Any thread may invoke it."""
 
-    def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
+    def __init__(
+        self, host: Host, name: str, wasm: bytes, prepared: LinkedModule, offload: OffloadMode = "off"
+    ) -> None:
         """Wrap a module whose imports are resolved; `Runtime.load` does this, see `DeployedModule`."""
-        super().__init__(host, name, wasm, prepared)
+        super().__init__(host, name, wasm, prepared, offload)
         self.dispatch = Dispatcher(self)  # runs its calls
 
     def warm(

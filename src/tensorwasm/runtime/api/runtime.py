@@ -28,7 +28,7 @@ from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.warm import WarmPool
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, SmPlacement
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, OffloadMode, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class Runtime:
         tenant: str = DEFAULT_TENANT,
         warm: int = 0,
         *,
+        offload: OffloadMode = "off",
         check: Callable[[Preamble], object] | None = None,
         work: StopHook | None = None,
     ) -> Function:
@@ -134,6 +135,7 @@ class Runtime:
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
+            offload: where its loops run, but in calls that are submitted or have the grant ``cuda``.
             check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
 
@@ -159,7 +161,7 @@ class Runtime:
                 check(declared)
 
         compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
-        function = Function(host, name or "module", wasm, self._linker.prepare(compiled))
+        function = Function(host, name or "module", wasm, self._linker.prepare(compiled), offload)
         if warm:
             function.warm(warm, tenant=tenant)
         return function
@@ -339,7 +341,7 @@ class Runtime:
     ) -> LinkedModule | None:
         """Compile and link a module for a form, None where there are no compiled host functions. Blocks."""
         engine = engine_of(form, self._engine)
-        if form.instrumented or engine is not self._engine:
+        if form.instrumented or form.offload is not None or engine is not self._engine:
             limits = Limits(memory_bytes=MAX_MEMORY_BYTES, module_bytes=len(wasm))
             module = self.deployer.deploy(engine, wasm, limits, tenant)
         linker = linker_of(form, engine)  # its first compiled host functions take 0.5 s, or 10 s if never compiled here

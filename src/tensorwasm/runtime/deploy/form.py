@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tensorwasm.guest.engine.engine import GPU_RESIDENT_BYTES, Engine, EngineConfig
 from tensorwasm.guest.engine.reservation import most_slots
@@ -12,6 +12,16 @@ from tensorwasm.guest.imports import host_functions
 from tensorwasm.guest.native.loading import load_callbacks, load_entries, load_suspension_code
 from tensorwasm.guest.native.structures import NO_ENTRIES
 from tensorwasm.guest.sandbox.linker import Linker
+
+if TYPE_CHECKING:
+    from tensorwasm.guest.imports.host_function import HostFunction
+
+
+class GuardedModule(Protocol):
+    """A module whose loops have guards, which are host functions of its own."""
+
+    wasm: bytes
+    guards: tuple[HostFunction, ...]
 
 
 class Form(NamedTuple):
@@ -27,6 +37,7 @@ class Form(NamedTuple):
     # would be allocated where the memory is.
     copied: bool = False
     stdio: bool = False  # output goes to the host without wasmtime's WASI, and there are no folders
+    offload: GuardedModule | None = None  # the module with guards that they are made from instead
 
 
 def engine_of(form: Form, plain: Engine) -> Engine:
@@ -50,6 +61,8 @@ def _engine_beside(config: EngineConfig) -> Engine:
 
 def linker_of(form: Form, engine: Engine) -> Linker | None:
     """Return the linker for a form, None where it needs compiled host functions or fibers and there are none."""
+    if form.offload is not None:
+        return Linker(engine, (*host_functions(), *form.offload.guards))
     if form.fibers:
         return _fiber_linker(engine, form.native)
     return _native_linker(engine, form.stdio) if form.native else make_linker(engine, form.stdio)

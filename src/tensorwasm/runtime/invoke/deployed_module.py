@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
+    from tensorwasm.runtime.invoke.offloading import Offloading
     from tensorwasm.runtime.warm import WarmPool, WarmSpecification
-    from tensorwasm.values import Limits
+    from tensorwasm.values import Limits, OffloadMode
 
 DEFAULT_EXPORTS: Final = (COMMAND, "main")
 
@@ -77,7 +78,9 @@ class Host(Protocol):
 class DeployedModule:
     """A compiled module and its limits. Thread-safe."""
 
-    def __init__(self, host: Host, name: str, wasm: bytes, prepared: LinkedModule) -> None:
+    def __init__(
+        self, host: Host, name: str, wasm: bytes, prepared: LinkedModule, offload: OffloadMode = "off"
+    ) -> None:
         """Wrap a module whose imports are resolved."""
         self.name = name  # for people
         self.host = host  # the runtime, with the limits of this module
@@ -91,9 +94,12 @@ class DeployedModule:
         self.warm_kept: dict[str, WarmSpecification] = {}  # its warm sandboxes, by tenant
         # An export that every sandbox calls first, after a reactor's ``_initialize``; None without.
         self.initialiser: str | None = None
+        self.offload: OffloadMode = offload  # where its loops run
         self._wasm = wasm
         self._forms = {Form(): prepared}
         self._instrumented: InstrumentedModule | None = None
+        self._offloading: Offloading | None = None
+        self._cutting = threading.Lock()
         self._instrumenting = threading.Lock()  # of its own: `cached_property` has one for all modules
 
     @functools.cached_property
@@ -130,6 +136,18 @@ class DeployedModule:
                 self._instrumented = self.host.instrument(self._wasm)
             return self._instrumented
 
+    @property
+    def offloading(self) -> Offloading | None:
+        """How its loops run elsewhere, found out on first use; None if none does."""
+        if self.offload == "off":
+            return None
+        with self._cutting:
+            if self._offloading is None:
+                from tensorwasm.runtime.invoke.offloading import Offloading  # noqa: PLC0415 - most calls need none
+
+                self._offloading = Offloading(self._wasm)
+        return self._offloading if self._offloading.regions else None
+
     def initialisers(self, export: str | None) -> tuple[str, ...]:
         """Return what a fresh sandbox calls, in order, before an export; None for any export.
 
@@ -158,7 +176,9 @@ class DeployedModule:
         if prepared is None:
             if form.host_memory and self.prepared.module.preamble.has_exceptions:
                 raise NotSupported("a module with exceptions cannot have managed or vmm memory: choose another kind")
-            wasm = getattr(self.instrumented, form.instrumented) if form.instrumented else self._wasm
+            wasm = self._wasm if form.offload is None else form.offload.wasm
+            if form.instrumented:
+                wasm = getattr(self.instrumented, form.instrumented)
             prepared = self.host.prepare(wasm, self.prepared.module, form)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared

@@ -90,6 +90,11 @@ CONDITIONS: Final = (
         None,
     ),
     Condition(
+        "none of its loops is offloaded; those of a fiber never are",
+        lambda asked: asked.granted.cuda or asked.saved is not None or asked.module.offloading is None,
+        None,
+    ),
+    Condition(
         "nothing but a reactor's _initialize is called before the export, and before a fiber's nothing",
         lambda asked: asked.module.initialiser is None or asked.saved is not None,
         lambda asked: not asked.module.initialisers(asked.export),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tensorwasm import settings
 from tensorwasm.errors import CapacityExhausted, GuestError, GuestExit, InternalError
 from tensorwasm.guest.imports import CudaService
+from tensorwasm.guest.imports.offload import SERVICE
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
 from tensorwasm.guest.sandbox.fiber import Fiber
 from tensorwasm.guest.sandbox.instance import Instance
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.sandbox.state import GuestState
+    from tensorwasm.runtime.invoke.offloading import Offloading
     from tensorwasm.values import DeviceInfo
 
 
@@ -48,17 +50,38 @@ def run_full(
     Arguments and errors are those of `tensorwasm.runtime.Function.invoke`. `announce` is given what ends the guest,
     before its start function runs; it then traps as ``cancelled``.
     """
+    with open_sandbox(call, on_device=on_device, announce=announce) as (instance, session):
+        values, exit_code = call_export(instance, call.export, call.args, call.ends)
+        return call.outcome(values, exit_code, written(instance), session)
+
+
+@contextmanager
+def open_sandbox(
+    call: Call, *, on_device: Callable[[DeviceInfo, str], object] | None = None, announce: Announce | None = None
+) -> Iterator[tuple[Instance, Session | None]]:
+    """Make the sandbox of a call, and tear it down; yield its GPU session too. Arguments are those of `run_full`."""
     function, cuda = call.function, call.granted.cuda
     gpu: AbstractContextManager[tuple[Session | None, LinkedModule]] = nullcontext((None, function.prepared))
     if cuda:
         gpu = _open_gpu(call, on_device)
+    elif function.offloading is not None:
+        gpu = _offload(call, function.offloading)
     with (
         gpu as (session, prepared),
         _make_sandbox(call, prepared, session, announce) as instance,
         huge_pages_preferred(instance, function.host.limits) if _registers(call, cuda=cuda) else nullcontext(),
     ):
-        values, exit_code = call_export(instance, call.export, call.args, call.ends)
-        return call.outcome(values, exit_code, written(instance), session)
+        yield instance, session
+
+
+@contextmanager
+def _offload(call: Call, offloading: Offloading) -> Iterator[tuple[None, LinkedModule]]:
+    """Attach what guards do; yield the module with guards."""
+    function = call.function
+    prepared = function.form(Form(offload=offloading))
+    with offloading.serving(function.offload, function.host.share, call.tenant, call.ends) as service:
+        call.services[SERVICE] = service
+        yield None, prepared
 
 
 def _registers(call: Call, *, cuda: bool) -> bool:
@@ -94,7 +117,7 @@ def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, a
     if announce is not None and session is not None:
         announce = partial(_announce_both, announce, session)
     warm, kept = call.function.host.warm, call.function.warm_kept.get(call.tenant)
-    if kept is not None and session is None and kept.fits(call.config, call.initialisers):
+    if kept is not None and prepared is call.function.prepared and kept.fits(call.config, call.initialisers):
         drawn = warm.draw(kept)
         if isinstance(drawn, Instance):
             return _adapt(drawn, call, announce)

@@ -17,7 +17,7 @@ from tensorwasm.values import SmPlacement
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkerLoad:
     """What placement knows of a worker."""
 
     number: int  # the worker's
@@ -39,10 +39,10 @@ class PlacedWorker:
     long: bool = False
     used_at: int = 0
 
-    def load(self, number: int) -> Load:
+    def load(self, number: int) -> WorkerLoad:
         """Return what decides whether it gets a request."""
         worker = self.worker
-        return Load(
+        return WorkerLoad(
             number,
             self.device,
             worker.tenant,
@@ -73,7 +73,7 @@ Decision = Use | Start | None
 """None where there is no room: all workers are busy."""
 
 
-def choose(loads: Sequence[Load], owner: str | None, devices: int, most: int, *, long: bool = False) -> Decision:
+def choose(loads: Sequence[WorkerLoad], owner: str | None, devices: int, most: int, *, long: bool = False) -> Decision:
     """Decide where a request goes: to the least loaded worker it may use, by requests, then by bytes.
 
     Args:
@@ -93,11 +93,11 @@ def choose(loads: Sequence[Load], owner: str | None, devices: int, most: int, *,
     return _make_room(loads, devices, most) if owner is not None else Start(unused[0])
 
 
-def _weight(load: Load) -> tuple[int, int, int]:
+def _weight(load: WorkerLoad) -> tuple[int, int, int]:
     return load.requests, load.held_bytes, load.number
 
 
-def _make_room(loads: Sequence[Load], devices: int, most: int) -> Decision:
+def _make_room(loads: Sequence[WorkerLoad], devices: int, most: int) -> Decision:
     loads = [load for load in loads if load.tenant is not None]
     on = [[load for load in loads if load.device == device] for device in range(devices)]
     free = [device for device in range(devices) if len(on[device]) < most]

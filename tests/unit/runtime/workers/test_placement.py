@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwasm.runtime.workers.placement import GpuShares, Load, Start, Use, choose
+from tensorwasm.runtime.workers.placement import GpuShares, Start, Use, WorkerLoad, choose
 from tensorwasm.values import SmPlacement
 
 TENANTS = ("ann", "bob", "cyn", "dan")
@@ -24,40 +24,40 @@ def test_the_first_request_starts_a_worker():
 
 
 def test_an_idle_shared_worker_is_used_before_another_device_is_opened():
-    assert shared([Load(1, 0, None)]) == Use(1)
-    assert shared([Load(1, 0, None, requests=1)]) == Start(1)
+    assert shared([WorkerLoad(1, 0, None)]) == Use(1)
+    assert shared([WorkerLoad(1, 0, None, requests=1)]) == Start(1)
 
 
 def test_of_shared_workers_the_one_with_the_fewest_requests_then_bytes_is_used():
-    assert shared([Load(1, 0, None, 3), Load(2, 1, None, 2)]) == Use(2)
-    assert shared([Load(1, 0, None, 2, 500), Load(2, 1, None, 2, 100)]) == Use(2)
-    assert shared([Load(1, 0, None, 2, 5), Load(2, 1, None, 2, 5)]) == Use(1)
+    assert shared([WorkerLoad(1, 0, None, 3), WorkerLoad(2, 1, None, 2)]) == Use(2)
+    assert shared([WorkerLoad(1, 0, None, 2, 500), WorkerLoad(2, 1, None, 2, 100)]) == Use(2)
+    assert shared([WorkerLoad(1, 0, None, 2, 5), WorkerLoad(2, 1, None, 2, 5)]) == Use(1)
 
 
 def test_a_shared_worker_that_was_given_up_is_not_started_over_and_over():
-    assert shared([Load(1, 0, None, takes=False)], devices=1) is None
-    assert shared([Load(1, 0, None, takes=False), Load(2, 1, None, 9)]) == Use(2)
+    assert shared([WorkerLoad(1, 0, None, takes=False)], devices=1) is None
+    assert shared([WorkerLoad(1, 0, None, takes=False), WorkerLoad(2, 1, None, 9)]) == Use(2)
 
 
 def test_a_tenant_keeps_its_own_worker_however_busy():
-    loads = [Load(1, 0, "ann", 50), Load(2, 0, "bob", 0)]
+    loads = [WorkerLoad(1, 0, "ann", 50), WorkerLoad(2, 0, "bob", 0)]
     assert apart(loads) == Use(1)
     assert apart(loads, "bob") == Use(2)
 
 
 def test_a_tenants_worker_goes_to_the_device_with_the_fewest():
-    loads = [Load(1, 0, "bob"), Load(2, 0, "cyn"), Load(3, 1, "dan")]
+    loads = [WorkerLoad(1, 0, "bob"), WorkerLoad(2, 0, "cyn"), WorkerLoad(3, 1, "dan")]
     assert apart(loads, devices=2, most=3) == Start(1)
 
 
 def test_a_full_device_makes_room_by_the_idle_worker_that_was_used_least_lately():
-    loads = [Load(1, 0, "bob", 0, used_at=7), Load(2, 0, "cyn", 0, used_at=3)]
+    loads = [WorkerLoad(1, 0, "bob", 0, used_at=7), WorkerLoad(2, 0, "cyn", 0, used_at=3)]
     assert apart(loads) == Start(0, instead_of=2)
-    assert apart([Load(1, 0, "bob", 1), Load(2, 0, "cyn", 2)]) is None
+    assert apart([WorkerLoad(1, 0, "bob", 1), WorkerLoad(2, 0, "cyn", 2)]) is None
 
 
 def test_a_tenant_whose_worker_was_given_up_gets_no_other():
-    assert apart([Load(1, 0, "ann", takes=False)], most=9) is None
+    assert apart([WorkerLoad(1, 0, "ann", takes=False)], most=9) is None
 
 
 @st.composite
@@ -67,7 +67,9 @@ def situations(draw):
     shared = [(device, None, long) for device, long in draw(st.sets(pairs))]
     owners = [(draw(st.integers(0, devices - 1)), tenant, False) for tenant in draw(st.sets(st.sampled_from(TENANTS)))]
     loads = [
-        Load(number, device, owner, *(draw(st.integers(0, 3)) for _ in range(2)), draw(st.booleans()), number, long)
+        WorkerLoad(
+            number, device, owner, *(draw(st.integers(0, 3)) for _ in range(2)), draw(st.booleans()), number, long
+        )
         for number, (device, owner, long) in enumerate([*shared, *owners])
     ]
     full = any(sum(load.device == device for load in loads if load.tenant) > most for device in range(devices))
@@ -104,17 +106,17 @@ def test_no_tenant_gets_anothers_worker_and_no_device_too_many(situation, owner,
 
 
 def test_tenants_whose_kernels_run_long_have_a_worker_beside_the_others():
-    loads = [Load(1, 0, None, 7)]
+    loads = [WorkerLoad(1, 0, None, 7)]
     assert choose(loads, None, 1, 1, long=True) == Start(0)
-    loads.append(Load(2, 0, None, 9, long=True))
+    loads.append(WorkerLoad(2, 0, None, 9, long=True))
     assert choose(loads, None, 1, 1, long=True) == Use(2)
     assert choose(loads, None, 1, 1) == Use(1)
 
 
 def test_workers_of_all_tenants_take_no_places_of_those_of_one():
-    loads = [Load(1, 0, None), Load(2, 0, None, long=True)]
+    loads = [WorkerLoad(1, 0, None), WorkerLoad(2, 0, None, long=True)]
     assert apart(loads, most=1) == Start(0)
-    loads.append(Load(3, 0, "bob"))
+    loads.append(WorkerLoad(3, 0, "bob"))
     assert apart(loads, most=1) == Start(0, instead_of=3)
 
 

@@ -1,0 +1,186 @@
+"""Runs plans on a device: copies arrays there, launches the kernels in order, and copies back what they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
+from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
+from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.offload.codegen.arguments import storage_bytes
+from tensorwasm.offload.codegen.linear import evaluated
+from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, compile_for_gpu, grid_of
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.program import Array, HostLoop, Kernel, NestProgram
+from tensorwasm.values import Deadline, LaunchConfig
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import Session
+
+_FLAG_BYTES: Final = 8
+_RESULT_BYTES: Final = 8
+_SIZES: Final = {"i32": 4, "f32": 4, "i64": 8, "f64": 8}
+_ONE_THREAD: Final = LaunchConfig((1, 1, 1), (1, 1, 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePlan:
+    """A program and its code for a device."""
+
+    program: NestProgram
+    code: GpuCode
+
+
+def prepare_for_device(program: NestProgram, architecture: tuple[int, int]) -> DevicePlan:
+    """Compile a program for a compute capability; raise `Declined` if it cannot be."""
+    return DevicePlan(program, compile_for_gpu(program, architecture))
+
+
+class DeviceTarget:
+    """A device, through a session of one instance; see `tensorwasm.guest.imports.offload.guards.OffloadTarget`.
+
+    An error of the session declines as long as nothing was copied back.
+    """
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        """Use the session that the function returns, which is called for the first plan that runs."""
+        self.moved_bytes = 0
+        self._open = open_session
+        self._session: Session | None = None
+        self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
+        self._kernels: dict[tuple[str, str], int] = {}  # ids of loaded kernels, by PTX and entry
+
+    def run(self, plan: DevicePlan, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+        """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
+        with ExitStack() as stack:
+            try:
+                if self._session is None:
+                    self._session = self._open()
+                run = stack.enter_context(_lent(self, self._session, plan, inputs, call))
+                results = run.compute()
+            except (InvokeTimeout, GuestTrap):
+                raise
+            except TensorWasmError as error:
+                raise Declined(DeclineReason.DEVICE, f"{error.kind}: {error.message}") from error
+            run.give_back()
+            return results
+
+    def load(self, session: Session, ptx: str, entry: str, call: HostCall) -> int:
+        """Return the id of a kernel."""
+        kernel = self._kernels.get((ptx, entry))
+        if kernel is None:
+            kernel = self._kernels[ptx, entry] = session.kernels.load(ptx.encode(), entry, call.deadline)
+        return kernel
+
+    @contextmanager
+    def lend(self, session: Session, sizes_bytes: Sequence[int], deadline: Deadline) -> Iterator[list[int]]:
+        """Yield handles of buffers of at least these sizes."""
+        lent: list[tuple[int, int]] = []
+        try:
+            lent.extend(self._take(session, size_bytes, deadline) for size_bytes in sizes_bytes)
+            yield [handle for _, handle in lent]
+        finally:
+            self._free += lent
+
+    def _take(self, session: Session, size_bytes: int, deadline: Deadline) -> tuple[int, int]:
+        fitting = [each for each in self._free if size_bytes <= each[0] <= 2 * size_bytes]
+        if fitting:
+            best = min(fitting)
+            self._free.remove(best)
+            return best
+        try:
+            return size_bytes, session.buffers.allocate(size_bytes)
+        except QuotaExceeded:
+            while self._free:
+                session.buffers.free(self._free.pop()[1], deadline)
+            return size_bytes, session.buffers.allocate(size_bytes)
+
+
+@contextmanager
+def _lent(
+    target: DeviceTarget, session: Session, plan: DevicePlan, inputs: Mapping[int, int], call: HostCall
+) -> Iterator[_DeviceRun]:
+    """Hold the buffers that a run needs."""
+    arguments = plan.code.arguments
+    sizes = [array.size_bytes for array in arguments.arrays]
+    sizes += [storage_bytes(cell) for cell in arguments.cells]
+    sizes.append(_FLAG_BYTES + _RESULT_BYTES * len(arguments.results))
+    with target.lend(session, sizes, call.deadline) as (*buffers, shown):
+        yield _DeviceRun(target, session, plan, inputs, call, buffers, shown)
+
+
+@dataclass(slots=True)
+class _DeviceRun:
+    """One run of a plan.
+
+    Attributes:
+        buffers: of the arrays, then of the cells.
+        shown: a buffer of the flag and the results.
+    """
+
+    target: DeviceTarget
+    session: Session
+    plan: DevicePlan
+    inputs: Mapping[int, int]
+    call: HostCall
+    buffers: list[int]
+    shown: int
+
+    def compute(self) -> dict[int, int]:
+        """Copy arrays to the device and run all kernels; return the results, by local."""
+        deadline, code = self.call.deadline, self.plan.code
+        for array, handle in self._arrays():
+            self.session.buffers.write(handle, self.call.memory.view(array.first, array.size_bytes), deadline)
+            self.target.moved_bytes += array.size_bytes
+        self.session.buffers.write(self.shown, bytes(_FLAG_BYTES), deadline)
+        self._steps(self.plan.program.steps, {})
+        if code.results is not None:
+            self._launch(code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
+        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(code.arguments.results))
+        self.session.buffers.read(self.shown, memoryview(shown), deadline)
+        if any(shown[:_FLAG_BYTES]):
+            raise Declined(DeclineReason.NOT_A_NUMBER)
+        places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
+        return {
+            local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
+            for place, (local, kind) in zip(places, code.arguments.results, strict=True)
+        }
+
+    def give_back(self) -> None:
+        """Copy to the guest's memory what kernels may have written."""
+        for array, handle in self._arrays():
+            if array.written:
+                into = self.call.memory.view(array.first, array.size_bytes)
+                self.session.buffers.read(handle, into, self.call.deadline)
+                self.target.moved_bytes += array.size_bytes
+
+    def _arrays(self) -> Iterator[tuple[Array, int]]:
+        return zip(self.plan.code.arguments.arrays, self.buffers, strict=False)
+
+    def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> None:
+        for step in steps:
+            if isinstance(step, Kernel):
+                self._run_kernel(self.plan.code.kernels[step.number], variables)
+                continue
+            known = {name: (value, value) for name, value in variables.items()}
+            (first, _), (last, _) = (evaluated(bound, known.__getitem__) for bound in (step.first, step.last))
+            for number in range(first, last + 1):
+                self._steps(step.body, {**variables, step.variable: number})
+
+    def _run_kernel(self, kernel: GpuKernel, variables: Mapping[str, int]) -> None:
+        self.call.check()
+        config = grid_of(kernel, variables)
+        if config is not None:
+            given = [Scalar(variables[name].to_bytes(8, "little", signed=True)) for name in kernel.variables]
+            self._launch(kernel.entry, config, given)
+
+    def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument]) -> None:
+        code = self.plan.code
+        kernel = self.target.load(self.session, code.ptx, entry, self.call)
+        buffers = [BufferOffset(handle, 0) for handle in self.buffers]
+        inputs = [Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in code.arguments.inputs]
+        arguments = [*buffers, *inputs, *given, BufferOffset(self.shown, 0)]
+        self.session.kernels.submit(kernel, config, lambda: arguments, None, self.call.deadline)

@@ -1,0 +1,161 @@
+"""Guards: the host functions in front of regions, and what they do for one instance.
+
+A guard that declines gives everything back as it was, and the region runs as WebAssembly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar, cast
+
+from tensorwasm.errors import InternalError
+from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
+from tensorwasm.guest.imports.offload import SERVICE
+from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.cut import INTERFACE, guard_name, guard_signature
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
+
+INTEGERS: Final = frozenset({"i32", "i64"})
+"""Types of inputs that a plan holds for one value of."""
+MOST_NANS: Final = 3
+"""Runs of a plan that end with a NaN, before the plan is not used any more."""
+
+_TAKEN: Final = 1
+_DECLINED: Final = 0
+_BITS: Final[Mapping[str, int]] = {"i32": 32, "f32": 32, "i64": 64, "f64": 64}
+
+_Types = tuple[ValType, ...]
+_Plan = TypeVar("_Plan")
+_Plan_contra = TypeVar("_Plan_contra", contravariant=True)
+
+
+class OffloadTarget(Protocol[_Plan_contra]):
+    """Where plans of one instance run."""
+
+    moved_bytes: int
+    """Copied to and from the place, in all runs."""
+
+    def run(self, plan: _Plan_contra, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+        """Run a plan on the memory of a guest; return the bits of the region's outputs, by local.
+
+        Args:
+            plan: what to run.
+            inputs: the bits of the region's inputs, by local.
+            call: the guest's.
+
+        Raises:
+            Declined: it did not run; the memory is as it was.
+            InvokeTimeout: the deadline has passed; what the memory holds is open.
+        """
+
+
+@dataclass(slots=True)
+class RegionStatistics:
+    """What became of one region's guard."""
+
+    taken: int = 0
+    declined: Counter[PlanRefusal] = field(default_factory=Counter)
+    planned_s: float = 0.0  # to look for plans and to make them
+    taken_s: float = 0.0  # of the runs that were taken
+    moved_bytes: int = 0  # copied for them
+
+    def add(self, other: RegionStatistics) -> None:
+        """Add another instance's."""
+        self.taken += other.taken
+        self.declined += other.declined
+        self.planned_s += other.planned_s
+        self.taken_s += other.taken_s
+        self.moved_bytes += other.moved_bytes
+
+
+class OffloadService(Generic[_Plan]):
+    """The guards' work for one instance. Used by one thread at a time."""
+
+    def __init__(self, regions: Sequence[LoopRegion], plans: PlanCache[_Plan], target: OffloadTarget[_Plan]) -> None:
+        self.statistics = [RegionStatistics() for _ in regions]
+        self._regions = regions
+        self._plans = plans
+        self._target = target
+        self._nans: Counter[PlanKey] = Counter()
+
+    def run(self, number: int, values: Sequence[int], call: HostCall) -> list[int] | None:
+        """Run a region in another place; return the bits of its outputs, None if it is to run as it is.
+
+        Args:
+            number: of the region.
+            values: bits of its inputs and globals. All bits are those of signed numbers.
+            call: the guest's.
+        """
+        region, statistics = self._regions[number], self.statistics[number]
+        began_ns = time.perf_counter_ns()
+        key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
+        plan = self._plans.find(key)
+        found_ns = time.perf_counter_ns()
+        statistics.planned_s += (found_ns - began_ns) * 1e-9
+        if isinstance(plan, PlanRefusal):
+            statistics.declined[plan] += 1
+            return None
+        moved_bytes = self._target.moved_bytes
+        try:
+            results = self._target.run(plan, _inputs(region, values), call)
+        except Declined as declined:
+            self._note(key, PlanRefusal(declined.reason, declined.detail), statistics)
+            return None
+        statistics.taken += 1
+        statistics.taken_s += (time.perf_counter_ns() - found_ns) * 1e-9
+        statistics.moved_bytes += self._target.moved_bytes - moved_bytes
+        kept = {local: place for place, (local, _) in enumerate(region.inputs)}
+        return [
+            _signed(results[local], _BITS[kind]) if local in results else values[kept[local]]
+            for local, kind in region.outputs
+        ]
+
+    def _note(self, key: PlanKey, refusal: PlanRefusal, statistics: RegionStatistics) -> None:
+        """Count a run that was declined, and remember it unless the next one may be taken."""
+        statistics.declined[refusal] += 1
+        if refusal.reason is DeclineReason.NOT_A_NUMBER:
+            self._nans[key] += 1
+            if self._nans[key] < MOST_NANS:
+                return
+        self._plans.refuse(key, refusal)
+
+
+def _integers(region: LoopRegion, values: Sequence[int]) -> tuple[int, ...]:
+    pairs = zip((*region.inputs, *region.globals), values, strict=True)
+    return tuple([value & ((1 << _BITS[kind]) - 1) for (_, kind), value in pairs if kind in INTEGERS])
+
+
+def _inputs(region: LoopRegion, values: Sequence[int]) -> dict[int, int]:
+    pairs = zip(region.inputs, values[: len(region.inputs)], strict=True)
+    return {local: value & ((1 << _BITS[kind]) - 1) for (local, kind), value in pairs}
+
+
+def _signed(bits: int, width: int) -> int:
+    return bits - (1 << width) if bits >> (width - 1) else bits
+
+
+def make_guards(regions: Sequence[LoopRegion]) -> tuple[HostFunction, ...]:
+    """Return the guards of a module's regions."""
+    return tuple(_make_guard(number, region) for number, region in enumerate(regions))
+
+
+def _make_guard(number: int, region: LoopRegion) -> HostFunction:
+    signature = guard_signature(region)
+    places = {local: place for place, (local, _) in enumerate(region.inputs)}
+    returned = [places[local] for local, _ in region.outputs]
+
+    def guard(call: HostCall, *values: int) -> int | tuple[int, ...]:
+        service = call.service(SERVICE)
+        if service is not None and not isinstance(service, OffloadService):
+            raise InternalError("the service offload is not an OffloadService")
+        results = service.run(number, values, call) if service is not None else None
+        if not returned:
+            return _DECLINED if results is None else _TAKEN
+        return (_DECLINED, *[values[place] for place in returned]) if results is None else (_TAKEN, *results)
+
+    params, results = cast("_Types", signature.params), cast("_Types", signature.results)
+    return HostFunction(INTERFACE, guard_name(number), params, results, guard)

@@ -1,0 +1,49 @@
+"""Runs plans on all cores of the host, in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache, partial
+
+from tensorwasm.errors import InternalError
+from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.offload.codegen.host import LoadedProgram, compile_for_host
+from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.program import NestProgram
+
+
+class HostTarget:
+    """The host's cores; see `tensorwasm.guest.imports.offload.guards.OffloadTarget`."""
+
+    moved_bytes = 0
+
+    def run(self, plan: LoadedProgram, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+        """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
+        run = _pool().run(plan, call.memory.address, inputs, call.deadline, partial(_must_end, call))
+        if run.outcome is HostOutcome.NOT_A_NUMBER:
+            raise Declined(DeclineReason.NOT_A_NUMBER)
+        if run.outcome is HostOutcome.STOPPED:
+            call.check()
+            raise InternalError("the threads of the host have stopped, and the guest was not to end")
+        return run.results
+
+
+def prepare_for_host(program: NestProgram) -> LoadedProgram:
+    """Compile a program for the host; raise `Declined` if it cannot be."""
+    return LoadedProgram(compile_for_host(program))
+
+
+@cache
+def _pool() -> HostPool:
+    """Return the threads of this process."""
+    return HostPool(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _must_end(call: HostCall) -> bool:
+    try:
+        call.check()
+    except BaseException:  # noqa: BLE001 - it is raised once the threads have stopped
+        return True
+    return False

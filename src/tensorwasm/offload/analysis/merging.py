@@ -1,0 +1,109 @@
+"""Unites the states of paths that meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tensorwasm.offload.analysis.draft import LocalValue, WalkState
+from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
+from tensorwasm.offload.analysis.scope import Scope
+from tensorwasm.offload.analysis.tree import locals_of
+from tensorwasm.offload.nest import ValueType
+
+
+class UnknownValues(Protocol):
+    """Makes values of which nothing is known."""
+
+    def unknown(self, kind: ValueType) -> LocalValue:
+        """Return a new one."""
+
+
+def merge(states: list[WalkState], live: int, height: int) -> list[WalkState]:
+    """Unite states that are all parts of one scope and agree in all that is live; the others stay apart."""
+    for state in states:
+        _trim(state, live, height)
+    waiting = True
+    while waiting and len(states) > 1:
+        waiting = False
+        for split in dict.fromkeys(state.scope.split for state in states):
+            parts = [state for state in states if state.scope.split is split]
+            united = _join(parts, live) if split is not None and len(parts) == split.parts else None
+            if united is not None:
+                states = [united, *[state for state in states if state.scope.split is not split]]
+                waiting = True
+                break
+    return states
+
+
+def merge_roughly(unknown: UnknownValues, states: list[WalkState], live: int, height: int) -> list[WalkState]:
+    """Unite all states in one, in which nothing is known of what they do not agree in."""
+    for state in states:
+        _trim(state, live, height)
+    if len(states) < 2:
+        return states
+    first, *others = states
+    for other in others:
+        for local in locals_of(live):
+            one, two = first.locals[local], other.locals[local]
+            if one is not None and two is not None:
+                first.locals[local] = _rough(unknown, one, two, [first.scope], other.scope)
+        first.stack = [
+            _rough(unknown, one, two, [first.scope], other.scope)
+            for one, two in zip(first.stack, other.stack, strict=False)
+        ]
+        around = set(map(id, other.scope.chain()))
+        first.scope = next(scope for scope in first.scope.chain() if id(scope) in around)
+    return [first]
+
+
+def _rough(
+    unknown: UnknownValues, one: LocalValue, two: LocalValue, before: Sequence[Scope], scope: Scope
+) -> LocalValue:
+    same = _same(one, two, before, scope)
+    return unknown.unknown("i32" if isinstance(one, Comparison) else one.type) if same is None else same
+
+
+def _trim(state: WalkState, live: int, height: int) -> None:
+    del state.stack[height:]
+    for local, value in enumerate(state.locals):
+        if value is not None and not live >> local & 1:
+            state.locals[local] = None
+
+
+def _join(states: list[WalkState], live: int) -> WalkState | None:
+    first = states[0]
+    parent = first.scope.parent
+    if parent is None or any(each.left or (each.tested, each.done) != (first.tested, first.done) for each in states):
+        return None
+    joined = first.copy()
+    for place, other in enumerate(states[1:], 1):
+        before = [state.scope for state in states[:place]]
+        for local in locals_of(live):
+            one, two = joined.locals[local], other.locals[local]
+            if one is None or two is None:
+                joined.locals[local] = None
+                continue
+            joined.locals[local] = same = _same(one, two, before, other.scope)
+            if same is None:
+                return None
+        for depth, (one, two) in enumerate(zip(joined.stack, other.stack, strict=True)):
+            same = _same(one, two, before, other.scope)
+            if same is None:
+                return None
+            joined.stack[depth] = same
+    joined.scope, joined.statement = parent, None
+    return joined
+
+
+def _same(one: LocalValue, two: LocalValue, before: Sequence[Scope], scope: Scope) -> LocalValue | None:
+    """Return a value that is equal to one value in some scopes and to another value in one more scope."""
+    if one is two or (isinstance(one, Integer | Comparison) and one == two):
+        return one
+    if isinstance(one, Integer) and isinstance(two, Integer) and one.type == two.type:
+        bits = BITS[one.type]
+        if scope.equal(one.affine, two.affine, bits):
+            return one
+        if all(each.equal(one.affine, two.affine, bits) for each in before):
+            return two
+    return None

@@ -1,0 +1,130 @@
+"""The nest that a walk records: its statements, its cells, and one node for each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tensorwasm.offload.affine import counter
+from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, LoopDraft, StatementDraft, TimedAccess, WalkState
+from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
+from tensorwasm.offload.analysis.scope import symbol
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.nest import (
+    Cell,
+    Constant,
+    Effect,
+    Index,
+    Input,
+    Load,
+    Operation,
+    Store,
+    Value,
+    ValueType,
+)
+
+_MAX_EFFECTS: Final = 2048
+_MAX_VALUE_DEPTH: Final = 200
+
+
+class Recorder:
+    """What is recorded, and what is known of the function.
+
+    Attributes:
+        types: of the function's locals.
+        counters: the number of each loop, by its place in the body; that of an outer loop is lower.
+        globals: values of those that can be read.
+        frames: of the blocks that are being walked, outermost first.
+        rough: of how many loops the walk is only to find out how locals change; then nothing is recorded.
+        body: the nest, or the part of it inside the loop that is being walked.
+        time: how many loads and stores there are.
+        virtual: loads that the program does not have.
+        remembered: of each loop, by its place, which locals grew by a constant, and by which.
+        symbols: how many unknown values there are.
+    """
+
+    def __init__(
+        self, types: Sequence[ValueType], counters: Mapping[int, int], global_values: Mapping[int, Integer]
+    ) -> None:
+        self.types = types
+        self.counters = counters
+        self.globals = global_values
+        self.frames: list[LabelFrame] = []
+        self.rough = 0
+        self.body: list[LoopDraft | StatementDraft] = []
+        self.time = 0
+        self.stores: list[TimedAccess] = []
+        self.loads: dict[Load, TimedAccess] = {}
+        self.virtual: set[Load] = set()
+        self.remembered: dict[int, dict[int, int]] = {}
+        self.symbols = 0
+        self._cells = 0
+        self._nodes: dict[tuple[object, ...], Value] = {}
+        self._depths: dict[Value, int] = {}
+
+    def note_effect(self, state: WalkState) -> bool:
+        """Take note that the code has an effect; return whether it is to be recorded."""
+        for frame in self.frames:
+            frame.has_effects = True
+        if not self.rough and (state.left or state.done):
+            raise Declined(DeclineReason.CONTROL_FLOW, "effects on both sides of a loop's exit")
+        return not self.rough
+
+    def record(self, state: WalkState, effect: Effect) -> None:
+        """Add an effect to the state's statement."""
+        if state.statement is None:
+            state.statement = StatementDraft(state.scope, state.loops, self.time)
+            self.body.append(state.statement)
+        state.statement.effects.append(effect)
+        if isinstance(effect, Load | Store):
+            self.time += 1
+            if self.time > _MAX_EFFECTS:
+                raise Declined(DeclineReason.TOO_LARGE, "loads and stores")
+            access = TimedAccess(effect, self.time, state.statement)
+            if isinstance(effect, Load):
+                self.loads[effect] = access
+            else:
+                self.stores.append(access)
+
+    def new_cell(self, kind: ValueType, counters: tuple[int, ...]) -> Cell:
+        """Return a new cell, one for each value of the counters."""
+        self._cells += 1
+        return Cell(self._cells - 1, kind, counters)
+
+    def value(self, value: LocalValue) -> Value:
+        """Return a local's value as one of the nest."""
+        if isinstance(value, Integer):
+            if value.constant is not None:
+                return self.constant(value.type, value.constant)
+            key = ("index", value.type, value.affine)
+            return self._nodes.setdefault(key, Index(value.type, value.affine))
+        if isinstance(value, Comparison):
+            raise Declined(DeclineReason.NOT_AFFINE, "a comparison as a number")
+        return value
+
+    def constant(self, kind: ValueType, bits: int) -> Value:
+        """Return a constant's only node."""
+        return self._nodes.setdefault(("constant", kind, bits), Constant(kind, bits))
+
+    def operation(self, kind: ValueType, opcode: str, operands: tuple[Value, ...]) -> Value:
+        """Return an operation's only node."""
+        key = (opcode, operands)
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = Operation(kind, opcode, operands)
+            depth = self._depths[found] = 1 + max([self._depths.get(operand, 0) for operand in operands])
+            if depth > _MAX_VALUE_DEPTH:
+                raise Declined(DeclineReason.TOO_LARGE, "operations on operations")
+        return found
+
+    def unknown(self, kind: ValueType) -> LocalValue:
+        """Return a value of which nothing is known."""
+        if kind in BITS:
+            return self.unknown_integer(kind)
+        self.symbols += 1
+        return Input(kind, -self.symbols)
+
+    def unknown_integer(self, kind: ValueType) -> Integer:
+        """Return an integer of which nothing is known."""
+        self.symbols += 1
+        return Integer(kind, counter(symbol(self.symbols, BITS[kind])))

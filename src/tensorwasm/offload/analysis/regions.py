@@ -1,0 +1,237 @@
+"""Finds the loop nests of a module that may be offloaded: pieces of function bodies without calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorwasm.offload.analysis.tree import OPENING, CodeBlock, locals_of, mark_live, parse
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, ValueType
+from tensorwasm.offload.opcodes import ROWS
+from tensorwasm.wasm.definitions import CodeEntry
+from tensorwasm.wasm.instructions import Instruction
+from tensorwasm.wasm.module import Module
+from tensorwasm.wasm.types import FuncType
+
+_PLAIN_LOOP: Final = b"\x03\x40"
+_MAX_BODY_BYTES: Final = 1 << 18
+_VALUE_TYPES: Final[tuple[ValueType, ...]] = ("i32", "i64", "f32", "f64")
+_HANDLED: Final = frozenset(
+    {"nop", "drop", "select", "select_t", "local.get", "local.set", "local.tee", "global.get", "else"}
+    | {f"{kind}.const" for kind in _VALUE_TYPES}
+    | ROWS.keys()
+)
+_MEMORY: Final = frozenset(LOAD_BYTES.keys() | STORE_BYTES.keys())
+_PASSED_OVER: Final = _HANDLED - {"global.get"}
+
+TypedLocal = tuple[int, ValueType]
+"""The index of a local or global, and its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRegion:
+    """A ``block`` or ``loop`` of a function without parameters and results, which no branch leaves but to its end.
+
+    Attributes:
+        function: in the index space of functions.
+        start: place of its first instruction in the function's body.
+        end: place of its ``end``.
+        inputs: locals that it may read before it writes them, and all outputs.
+        outputs: locals that it writes and that may be read after it.
+        globals: those that it reads.
+        depth: how many loops are in each other.
+    """
+
+    function: int
+    start: int
+    end: int
+    inputs: tuple[TypedLocal, ...]
+    outputs: tuple[TypedLocal, ...]
+    globals: tuple[TypedLocal, ...]
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclinedLoop:
+    """A loop that is in no region, though loops inside it may be."""
+
+    function: int
+    start: int
+    reason: DeclineReason
+    detail: str
+
+
+def find_regions(module: Module) -> list[LoopRegion | DeclinedLoop]:
+    """Find the largest regions of a module; one is no larger than its loops need.
+
+    Raises:
+        InvalidWasm: a body is malformed.
+    """
+    imports = module.imported("func")
+    memories = [item.type for item in module.imported("memory")] + list(module.memories)
+    if len(memories) != 1 or getattr(memories[0], "is_64", True) or getattr(memories[0], "shared", True):
+        return []
+    found: list[LoopRegion | DeclinedLoop] = []
+    for number, body in enumerate(module.bodies):
+        if _PLAIN_LOOP in body.raw and len(body.raw) <= _MAX_BODY_BYTES:
+            found += _in_body(module, number + len(imports), module.functions[number], body)
+    return found
+
+
+def _in_body(module: Module, function: int, type_index: int, body: CodeEntry) -> list[LoopRegion | DeclinedLoop]:
+    code = body.instructions()
+    scan = _RegionScan(code)
+    found: list[LoopRegion | DeclinedLoop] = [DeclinedLoop(function, *each) for each in scan.declined]
+    if scan.regions:
+        try:
+            types = local_types(module.types[type_index], body)
+            root = parse(code, 0, len(code), module.types)
+            mark_live(root, 0)
+            blocks = dict(_blocks(root))
+        except (Declined, IndexError) as declined:
+            reason, detail = (
+                (declined.reason, declined.detail)
+                if isinstance(declined, Declined)
+                else (DeclineReason.MALFORMED, str(declined))
+            )
+            return found + [DeclinedLoop(function, each.start, reason, detail) for each in scan.regions]
+        found += [_region(module, function, code, types, blocks[piece.start], piece.depth) for piece in scan.regions]
+    return found
+
+
+def local_types(signature: FuncType, body: CodeEntry) -> list[str]:
+    """Return the types of a function's parameters and locals.
+
+    Raises:
+        Declined: there are very many.
+    """
+    runs = body.local_runs()
+    if sum(count for count, _ in runs) > 1 << 12:
+        raise Declined(DeclineReason.TOO_LARGE, "locals")
+    return [*signature.params, *[kind for count, kind in runs for _ in range(count)]]
+
+
+def _blocks(root: CodeBlock) -> Iterator[tuple[int, CodeBlock]]:
+    waiting = [root]
+    while waiting:
+        block = waiting.pop()
+        yield block.start, block
+        waiting += [item for item in (*block.items, *(block.otherwise or ())) if isinstance(item, CodeBlock)]
+
+
+def _region(
+    module: Module, function: int, code: list[Instruction], types: list[str], block: CodeBlock, depth: int
+) -> LoopRegion | DeclinedLoop:
+    outputs = block.assigned & block.live_after
+    inner = parse(code, block.start, block.end + 1, module.types)
+    inputs = mark_live(inner, outputs) | outputs
+    read = {item[1] for item in code[block.start : block.end] if item[0] == "global.get"}
+    imported = [item.type for item in module.imported("global")]
+    every = [*imported, *[item.type for item in module.globals]]
+    try:
+        return LoopRegion(
+            function,
+            block.start,
+            block.end,
+            tuple([(local, _value_type(types[local])) for local in locals_of(inputs)]),
+            tuple([(local, _value_type(types[local])) for local in locals_of(outputs)]),
+            tuple([(number, _integer_type(every[number].value)) for number in sorted(read)]),
+            depth,
+        )
+    except Declined as declined:
+        return DeclinedLoop(function, block.start, declined.reason, declined.detail)
+    except (IndexError, AttributeError):
+        return DeclinedLoop(function, block.start, DeclineReason.MALFORMED, "no such local or global")
+
+
+def _value_type(name: str) -> ValueType:
+    for kind in _VALUE_TYPES:
+        if name == kind:
+            return kind
+    raise Declined(DeclineReason.INSTRUCTION, f"a local of type {name}")
+
+
+def _integer_type(name: str) -> ValueType:
+    if name not in {"i32", "i64"}:
+        raise Declined(DeclineReason.INSTRUCTION, f"a global of type {name}")
+    return _value_type(name)
+
+
+@dataclass(slots=True)
+class _RegionPiece:
+    """A block while it is read.
+
+    Attributes:
+        reaches: how many blocks are around the outermost one that a branch inside leads to.
+        pending: places of the loops inside that are not all of themselves in a block that no branch leaves.
+        depth: loops in each other, itself included.
+    """
+
+    start: int
+    is_loop: bool
+    plain: bool
+    reaches: int
+    obstacle: tuple[DeclineReason, str] | None = None
+    pending: list[int] = field(default_factory=list)
+    regions: list[_RegionPiece] = field(default_factory=list)
+    depth: int = 0
+
+
+class _RegionScan:
+    """Finds the regions of one body in one pass."""
+
+    def __init__(self, code: Sequence[Instruction]) -> None:
+        self.declined: list[tuple[int, DeclineReason, str]] = []
+        self.stack = [_RegionPiece(-1, is_loop=False, plain=False, reaches=0)]
+        for place, instruction in enumerate(code):
+            name = instruction[0]
+            if name in _PASSED_OVER:
+                continue
+            if name in OPENING:
+                plain = name in {"block", "loop"} and instruction[1] is None
+                self.stack.append(_RegionPiece(place, name == "loop", plain, len(self.stack)))
+            elif name == "end":
+                self._close()
+                if not self.stack:
+                    break
+            else:
+                self._other(instruction)
+        while len(self.stack) > 1:
+            self._close()
+        self.regions = self.stack[0].regions if self.stack else []
+        for start in self.stack[0].pending if self.stack else []:
+            self.declined.append((start, DeclineReason.CONTROL_FLOW, "a branch leaves the function"))
+
+    def _other(self, instruction: Instruction) -> None:
+        name = instruction[0]
+        piece = self.stack[-1]
+        if name in {"br", "br_if"}:
+            piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - instruction[1], 0))
+        elif name in _MEMORY:
+            if instruction[1][2]:
+                piece.obstacle = (DeclineReason.INSTRUCTION, "another memory")
+        elif name not in {"global.get", "memory.fill", "memory.copy"} and piece.obstacle is None:
+            reason = DeclineReason.CALL if "call" in name else DeclineReason.INSTRUCTION
+            piece.obstacle = (reason, name)
+
+    def _close(self) -> None:
+        piece = self.stack.pop()
+        if not self.stack:
+            return
+        if piece.is_loop:
+            piece.pending.append(piece.start)
+            piece.depth += 1
+        if piece.pending and piece.plain and piece.reaches >= len(self.stack):
+            if piece.obstacle is None:
+                piece.regions = [piece]
+            else:
+                self.declined += [(start, *piece.obstacle) for start in piece.pending]
+            piece.pending = []
+        around = self.stack[-1]
+        around.pending += piece.pending
+        around.regions += piece.regions
+        around.reaches = min(around.reaches, piece.reaches)
+        around.obstacle = around.obstacle or piece.obstacle
+        around.depth = max(around.depth, piece.depth)

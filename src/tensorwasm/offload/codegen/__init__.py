@@ -1,0 +1,1 @@
+"""From a program to machine code for the host, and to PTX."""

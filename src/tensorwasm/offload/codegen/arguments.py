@@ -1,0 +1,53 @@
+"""What a program's code is given: its arrays, cells and inputs, in one order for all of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwasm.offload.codegen.assembly import spelled
+from tensorwasm.offload.codegen.iterations import in_order, statements_of
+from tensorwasm.offload.nest import Input, Load, ValueType
+from tensorwasm.offload.opcodes import WIDTH_BITS
+from tensorwasm.offload.program import Array, CellStorage, NestProgram
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramArguments:
+    """The arguments of a program's code, in their order.
+
+    Attributes:
+        arrays: a pointer to the first byte of each.
+        cells: a pointer to the storage of each that is not a register.
+        inputs: numbers and types of locals.
+        results: numbers and types of locals.
+    """
+
+    arrays: tuple[Array, ...]
+    cells: tuple[CellStorage, ...]
+    inputs: tuple[tuple[int, ValueType], ...]
+    results: tuple[tuple[int, ValueType], ...]
+
+    def parameters(self, space: str = "") -> list[str]:
+        """Return them as parameters of a function, pointers to an address space of LLVM's."""
+        arrays = [f"ptr{space} noalias %a{array.number}" for array in self.arrays]
+        cells = [f"ptr{space} noalias %c{storage.cell.number}" for storage in self.cells]
+        return [*arrays, *cells, *(f"{spelled(kind)} %i{local}" for local, kind in self.inputs)]
+
+
+def arguments_of(program: NestProgram) -> ProgramArguments:
+    """Return what a program's code is given."""
+    effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
+    roots = [effect.value for effect in effects if not isinstance(effect, Load)]
+    values = in_order([*roots, *program.nest.results.values()])
+    inputs = {value.local: value.type for value in values if isinstance(value, Input)}
+    return ProgramArguments(
+        program.arrays,
+        tuple(storage for storage in program.cells if not storage.private),
+        tuple(sorted(inputs.items())),
+        tuple((local, value.type) for local, value in sorted(program.nest.results.items())),
+    )
+
+
+def storage_bytes(storage: CellStorage) -> int:
+    """Return the size of a cell's storage."""
+    return storage.count * WIDTH_BITS[storage.cell.type] // 8

@@ -1,0 +1,228 @@
+"""What one `Execute` of a kernel reads and writes, in linear forms, and how its unrolled copies become lanes.
+
+Compilers unroll loops, so that one iteration of a statement does the same for two or four neighbours. Where that is a
+parallel loop's, the copies are iterations of a loop with a smaller step, and the statement is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tensorwasm.offload.codegen.linear import Linear, affine_form, linear, weighted
+from tensorwasm.offload.nest import (
+    Affine,
+    Cell,
+    Constant,
+    Effect,
+    Index,
+    Input,
+    Load,
+    Loop,
+    Operation,
+    SetCell,
+    Statement,
+    Store,
+    Value,
+)
+from tensorwasm.offload.program import Execute, NestProgram
+
+Access = Load | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The parallel loop of a kernel of which several iterations run as lanes of vectors."""
+
+    variable: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of a statement.
+
+    Attributes:
+        effects: in order, those of the first copy alone if there are several.
+        counters: the values of loop counters, by their numbers.
+        copies: how many neighbours it stands for, each a lane.
+        addresses: offset of each access in its array.
+    """
+
+    effects: tuple[Effect, ...]
+    counters: Mapping[int, Linear]
+    copies: int
+    addresses: Mapping[Access, Linear]
+
+    def form(self, affine: Affine) -> Linear:
+        """Return the form of an affine expression of the nest."""
+        return affine_form(affine, self.counters)
+
+    def cell_index(self, cell: Cell, strides: Sequence[int]) -> Linear:
+        """Return which element of its storage a cell is."""
+        return weighted((self.counters[number], stride) for number, stride in zip(cell.counters, strides, strict=True))
+
+
+class Iterations:
+    """Makes an `Iteration` of each `Execute` of a program."""
+
+    def __init__(self, program: NestProgram) -> None:
+        self._program = program
+        self._arrays = {array.number: array for array in program.arrays}
+        self._statements = {
+            statement.number: (statement, loops) for statement, loops in statements_of(program.nest.body)
+        }
+
+    def of(self, execute: Execute, lanes: Lanes | None) -> Iteration:
+        """Return what an iteration does, with its copies as lanes where that is the same."""
+        statement, loops = self._statements[execute.statement]
+        counters = dict(zip(loops, map(linear, execute.counters), strict=True))
+        accesses = [effect for effect in statement.effects if not isinstance(effect, SetCell)]
+        addresses = {access: self._address(access, counters) for access in accesses}
+        iteration = Iteration(statement.effects, counters, 1, addresses)
+        if lanes is None:
+            return iteration
+        return _Rerolling(iteration, lanes, self._program.array_of).rolled()
+
+    def _address(self, access: Access, counters: Mapping[int, Linear]) -> Linear:
+        first = self._arrays[self._program.array_of[access]].first
+        offset = access.offset + self._program.wraps[access] - first
+        return weighted([(affine_form(access.pointer, counters), 1), (Linear(offset), 1)])
+
+
+def statements_of(body: Sequence[Loop | Statement]) -> Iterator[tuple[Statement, tuple[int, ...]]]:
+    """Yield all statements, each with the counters of the loops around it."""
+    pending: list[tuple[Loop | Statement, tuple[int, ...]]] = [(part, ()) for part in body]
+    while pending:
+        part, around = pending.pop()
+        if isinstance(part, Statement):
+            yield part, around
+        else:
+            pending += [(inner, (*around, part.counter)) for inner in part.body]
+
+
+def in_order(roots: Sequence[Value], known: Container[Value] = ()) -> list[Value]:
+    """Return values and all that they are made of, each once, operands first, but for what is known."""
+    found: dict[Value, None] = {}
+    pending = [(root, False) for root in reversed(roots)]
+    while pending:
+        value, done = pending.pop()
+        if done:
+            found[value] = None
+        elif value not in found and value not in known:
+            pending.append((value, True))
+            if isinstance(value, Operation):
+                pending += [(operand, False) for operand in reversed(value.operands)]
+    return list(found)
+
+
+def distance(one: Linear, other: Linear) -> int | None:
+    """Return how far the second form is above the first; None if that is not a constant."""
+    difference = weighted([(other, 1), (one, -1)])
+    return None if difference.terms else difference.constant
+
+
+class _Rerolling:
+    """Finds out whether an iteration is several copies of one, and makes it that one."""
+
+    def __init__(self, iteration: Iteration, lanes: Lanes, array_of: Mapping[Access, int]) -> None:
+        self._iteration = iteration
+        self._lanes = lanes
+        self._array_of = array_of
+        self._copies = 0
+
+    def rolled(self) -> Iteration:
+        effects = self._iteration.effects
+        stores = [effect for effect in effects if isinstance(effect, Store)]
+        if len(stores) < 2 or any(isinstance(effect, SetCell) for effect in effects):
+            return self._iteration
+        self._copies = len(stores)
+        ordered = self._ordered(stores)
+        if ordered is None:
+            return self._iteration
+        pairs = [self._alike(ordered[0].value, store.value, number) for number, store in enumerate(ordered)]
+        if not all(pairs) or not self._independent(ordered):
+            return self._iteration
+        used = set(in_order([ordered[0].value]))
+        kept = tuple(effect for effect in effects if effect is ordered[0] or effect in used)
+        return replace(self._iteration, effects=kept, copies=self._copies)
+
+    def _ordered(self, stores: list[Store]) -> list[Store] | None:
+        """Return the stores of the copies in the order of their lanes."""
+        one, addresses = stores[0], self._iteration.addresses
+        step = self._step(addresses[one])
+        if step is None or abs(step) < one.size_bytes:
+            return None
+        found: dict[int, Store] = {}
+        for store in stores:
+            apart = distance(addresses[one], addresses[store])
+            if apart is None or apart % step or not self._same_kind(one, store):
+                return None
+            found[apart // step] = store
+        places = sorted(found)
+        if len(places) != self._copies or places[-1] - places[0] != self._copies - 1:
+            return None
+        return [found[place] for place in places]
+
+    def _same_kind(self, one: Access, other: Access) -> bool:
+        return one.opcode == other.opcode and self._array_of[one] == self._array_of[other]
+
+    def _step(self, form: Linear) -> int | None:
+        """Return what a value grows by from one copy to the next; None if iterations have no room for that."""
+        stride = form.stride(self._lanes.variable)
+        if stride is None or stride * self._lanes.step % self._copies:
+            return None
+        return stride * self._lanes.step // self._copies
+
+    def _follows(self, one: Linear, other: Linear, number: int) -> bool:
+        step = self._step(one)
+        return step is not None and distance(one, other) == number * step
+
+    def _alike(self, one: Value, other: Value, number: int) -> bool:
+        """Return whether the second value is the first one's copy of a number."""
+        pending, seen = [(one, other)], set()
+        while pending:
+            pair = pending.pop()
+            if pair in seen:
+                continue
+            seen.add(pair)
+            operands = self._matched(*pair, number)
+            if operands is None:
+                return False
+            pending += operands
+        return True
+
+    def _matched(self, one: Value, other: Value, number: int) -> list[tuple[Value, Value]] | None:
+        """Return the operands that have to be alike for two values to be; None if they are not."""
+        match one, other:
+            case Constant(), Constant():
+                same = (one.type, one.bits) == (other.type, other.bits)
+            case Input(), Input():
+                same = one.local == other.local
+            case Index(), Index():
+                forms = self._iteration.form(one.affine), self._iteration.form(other.affine)
+                same = one.type == other.type and self._follows(*forms, number)
+            case Load(), Load():
+                addresses = self._iteration.addresses
+                same = self._same_kind(one, other) and self._follows(addresses[one], addresses[other], number)
+            case Operation(), Operation() if len(one.operands) == len(other.operands):
+                if (one.opcode, one.type) != (other.opcode, other.type):
+                    return None
+                return list(zip(one.operands, other.operands, strict=True))
+            case _:
+                return None
+        return [] if same else None
+
+    def _independent(self, stores: list[Store]) -> bool:
+        """Return whether no copy reads what another one writes."""
+        addresses = self._iteration.addresses
+        reads = [{value for value in in_order([store.value]) if isinstance(value, Load)} for store in stores]
+        for writer, store in enumerate(stores):
+            for reader, loads in enumerate(reads):
+                for load in loads if reader != writer else ():
+                    if self._array_of[load] != self._array_of[store]:
+                        continue
+                    apart = distance(addresses[store], addresses[load])
+                    if apart is None or -load.size_bytes < apart < store.size_bytes:
+                        return False
+        return True

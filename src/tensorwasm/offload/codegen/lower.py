@@ -1,0 +1,293 @@
+"""What one thread of a kernel does, in LLVM's instructions: the same for the host's threads and for a GPU's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled, suffix
+from tensorwasm.offload.codegen.iterations import Access, Iteration, in_order
+from tensorwasm.offload.codegen.kernel_shape import KernelShape
+from tensorwasm.offload.codegen.linear import Linear, mentions
+from tensorwasm.offload.codegen.nans import shown_operand
+from tensorwasm.offload.codegen.promotion import KeptPlace
+from tensorwasm.offload.codegen.values import LaneScope, Location, ValueWriter
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.nest import Carried, Cell, Constant, Index, Input, Load, Operation, SetCell, Store, Value
+from tensorwasm.offload.opcodes import WIDTH_BITS
+from tensorwasm.offload.program import Block, Execute, For, If, NestProgram
+
+POLL_TURNS: Final = 4096
+"""Turns of an innermost loop between two looks at whether to stop."""
+
+
+def memory_type(access: Access) -> str:
+    """Return the type of what an access reads or writes in memory."""
+    kind, _, name = access.opcode.partition(".")
+    bits = re.search(r"\d+", name)
+    return f"i{bits[0]}" if bits else kind
+
+
+class ThreadWriter:
+    """Writes what threads do, for one iteration of the parallel loops or for several side by side.
+
+    Pointers are the parameters ``%a<n>`` of arrays and ``%c<n>`` of cells; ``%i<n>`` are inputs.
+
+    Args:
+        asm: where to.
+        space: how the type of pointers to memory goes on, `` addrspace(1)`` on a GPU.
+        program: what is written.
+        plan: of the kernel.
+        poll: writes a look at whether to stop, for loops in the thread; None if none is wanted.
+    """
+
+    def __init__(
+        self, asm: Assembly, space: str, program: NestProgram, plan: KernelShape, poll: Callable[[], None] | None = None
+    ) -> None:
+        self.values = ValueWriter(asm, space)
+        self._asm = asm
+        self._program = program
+        self._plan = plan
+        self._poll = poll
+        self._arrays = {array.number: array for array in program.arrays}
+        self._storage = {storage.cell: storage for storage in program.cells}
+        self._private: dict[tuple[int, Cell], tuple[str, int]] = {}
+        self._kept: dict[tuple[int, int, Linear], str] = {}
+        self._nans: dict[int, str] = {}
+
+    def body(self, rows: Sequence[LaneScope], block: Block) -> None:
+        """Write what a thread does, for rows of iterations that differ in one variable."""
+        self._private.clear()
+        for storage in self._program.cells:
+            for scope in rows if storage.private else ():
+                pointer = self._asm.allocate(storage.cell.type, scope.count)
+                self._private[scope.row, storage.cell] = pointer, scope.count
+                zero = SsaValue("zeroinitializer", storage.cell.type, scope.count)
+                self._asm.set(pointer, zero)
+        self._block(block, rows)
+
+    def has_nan(self) -> SsaValue:
+        """Return an i1: whether a NaN was seen whose bits are unknown."""
+        found = SsaValue("false", "i1")
+        for lanes, pointer in self._nans.items():
+            bits = self._asm.read(pointer, "i1", lanes)
+            if lanes > 1:
+                bits = self._asm.compute(f"call i1 @llvm.vector.reduce.or.{suffix('i1', lanes)}({bits.typed})", "i1")
+            found = self._asm.compute(f"or {found.typed}, {bits.name}", "i1")
+        return found
+
+    def result(self, value: Value, scope: LaneScope) -> SsaValue:
+        """Return a value outside all statements, and observe it."""
+        found = self._value(value, Iteration((), {}, 1, {}), scope, {})
+        if value in self._plan.unknown:
+            self._observe(found)
+        return found
+
+    # ------------------------------------------------------------------------------------------- control
+
+    def _block(self, block: Block, rows: Sequence[LaneScope]) -> None:
+        for part in block:
+            if isinstance(part, Execute):
+                for scope in rows:
+                    self._execute(self._plan.iterations[part], scope)
+            elif len(rows) > 1 and self._differs(part, rows):
+                for scope in rows:
+                    self._part(part, [scope])
+            else:
+                self._part(part, rows)
+
+    def _differs(self, part: For | If, rows: Sequence[LaneScope]) -> bool:
+        """Return whether a bound or a condition is not the same for all rows."""
+        controls = (part.first, part.last) if isinstance(part, For) else (part.condition,)
+        varying = [name for name, value in rows[0].variables.items() if value != rows[1].variables[name]]
+        return any(mentions(control, name) for control in controls for name in varying)
+
+    def _part(self, part: For | If, rows: Sequence[LaneScope]) -> None:
+        if isinstance(part, If):
+            condition = self.values.condition(self.values.expression(part.condition, rows[0]))
+            with self._asm.when(condition):
+                self._block(part.then, rows)
+            if part.otherwise:
+                negated = self._asm.compute(f"xor {condition.typed}, true", "i1")
+                with self._asm.when(negated):
+                    self._block(part.otherwise, rows)
+            return
+        first, last = (self.values.expression(bound, rows[0]) for bound in (part.first, part.last))
+        with self._asm.when(self._asm.compute(f"icmp sle {first.typed}, {last.name}", "i1")):
+            places = [(scope, place) for place in self._plan.kept.get(id(part), ()) for scope in rows]
+            for scope, place in places:
+                self._take(place, scope)
+            innermost = not any(isinstance(inner, For | If) for inner in part.body)
+            with self.turns(first, last, part.step, innermost=innermost) as variable:
+                self._block(part.body, [extended(scope, part.variable, variable) for scope in rows])
+            for scope, place in places:
+                self._give_back(place, scope)
+
+    @contextmanager
+    def turns(self, first: SsaValue, last: SsaValue, step: int, *, innermost: bool = False) -> Iterator[SsaValue]:
+        """Write a loop of at least one turn, with looks at whether to stop."""
+        asm, each = self._asm, literal("i64", step)
+        if self._poll is None or not innermost:
+            with asm.repeat(first, last, each) as variable:
+                if self._poll is not None:
+                    self._poll()
+                yield variable
+            return
+        with asm.repeat(first, last, literal("i64", step * POLL_TURNS)) as begin:
+            self._poll()
+            end = asm.compute(f"add {begin.typed}, {step * (POLL_TURNS - 1)}", "i64")
+            end = asm.compute(f"call i64 @llvm.smin.i64({end.typed}, {last.typed})", "i64")
+            with asm.repeat(begin, end, each) as variable:
+                yield variable
+
+    # ------------------------------------------------------------------------------------------- effects
+
+    def _execute(self, iteration: Iteration, scope: LaneScope) -> None:
+        known: dict[Value, SsaValue] = {}
+        changes: list[tuple[SetCell, SsaValue]] = []
+        for effect in iteration.effects:
+            if isinstance(effect, Load):
+                known[effect] = self._load(effect, iteration, scope)
+                continue
+            value = self._value(effect.value, iteration, scope, known)
+            if isinstance(effect, SetCell):
+                changes.append((effect, value))
+            else:
+                self._store(effect, value, iteration, scope)
+        for change, value in changes:
+            self._set_cell(change.cell, value, iteration, scope)
+
+    def _load(self, load: Load, iteration: Iteration, scope: LaneScope) -> SsaValue:
+        kept = self._kept.get((scope.row, self._program.array_of[load], iteration.addresses[load]))
+        lanes = scope.count * iteration.copies
+        if kept is not None:
+            return self._asm.read(kept, load.type, lanes)
+        location, step = self._location(load, iteration), self._step(iteration.addresses[load], scope, iteration.copies)
+        kind = memory_type(load)
+        value = self.values.load(location, kind, scope, step, lanes)
+        if kind == load.type:
+            return value
+        extend = "sext" if load.opcode.endswith("_s") else "zext"
+        return self._asm.compute(f"{extend} {value.typed} to {spelled(load.type, value.lanes)}", load.type, value.lanes)
+
+    def _store(self, store: Store, value: SsaValue, iteration: Iteration, scope: LaneScope) -> None:
+        kept = self._kept.get((scope.row, self._program.array_of[store], iteration.addresses[store]))
+        lanes = scope.count * iteration.copies
+        if kept is not None:
+            self._asm.set(kept, self._asm.splat(value, lanes))
+            return
+        if store.value in self._plan.unknown:
+            self._observe(value)
+        kind = memory_type(store)
+        if kind != value.type:
+            value = self._asm.compute(f"trunc {value.typed} to {spelled(kind, value.lanes)}", kind, value.lanes)
+        step = self._step(iteration.addresses[store], scope, iteration.copies)
+        self.values.store(self._location(store, iteration), value, scope, step, lanes)
+
+    def _location(self, access: Access, iteration: Iteration) -> Location:
+        return self._place(self._program.array_of[access], iteration.addresses[access], access.size_bytes)
+
+    def _place(self, number: int, address: Linear, size_bytes: int) -> Location:
+        array = self._arrays[number]
+        # Where the array begins at a multiple of less, in memory that is itself aligned, accesses are aligned to less.
+        first_bytes = array.first & -array.first or size_bytes
+        return Location(f"%a{number}", address, min(size_bytes, array.granule_bytes, first_bytes))
+
+    def _step(self, form: Linear, scope: LaneScope, copies: int) -> int | None:
+        """Return what a value grows by from lane to lane; None if that differs."""
+        if scope.lanes is None:
+            return 0
+        stride = form.stride(scope.lanes.variable)
+        return None if stride is None else stride * scope.lanes.step // copies
+
+    # ------------------------------------------------------------------------------------------- kept places
+
+    def _take(self, place: KeptPlace, scope: LaneScope) -> None:
+        """Read a place into a variable, for the turns of a loop."""
+        access, lanes = place.accesses[0], scope.count * place.copies
+        kind = memory_type(access)
+        pointer = self._asm.allocate(kind, lanes)
+        location, step = self._place(place.array, place.address, access.size_bytes), self._kept_step(place, scope)
+        value = self.values.load(location, kind, scope, step, lanes)
+        self._asm.set(pointer, self._asm.splat(value, lanes))
+        self._kept[scope.row, place.array, place.address] = pointer
+
+    def _give_back(self, place: KeptPlace, scope: LaneScope) -> None:
+        """Write a variable to its place, after the loop."""
+        access, lanes = place.accesses[0], scope.count * place.copies
+        pointer = self._kept.pop((scope.row, place.array, place.address))
+        value = self._asm.read(pointer, memory_type(access), lanes)
+        if any(isinstance(use, Store) and use.value in self._plan.unknown for use in place.accesses):
+            self._observe(value)
+        location, step = self._place(place.array, place.address, access.size_bytes), self._kept_step(place, scope)
+        self.values.store(location, value, scope, step, lanes)
+
+    def _kept_step(self, place: KeptPlace, scope: LaneScope) -> int | None:
+        return self._step(place.address, scope, place.copies)
+
+    # ------------------------------------------------------------------------------------------- values
+
+    def _value(self, root: Value, iteration: Iteration, scope: LaneScope, known: dict[Value, SsaValue]) -> SsaValue:
+        """Return a value; those in ``known`` are there already, and it grows."""
+        for value in in_order([root], known):
+            known[value] = self._leaf(value, iteration, scope, known)
+        return known[root]
+
+    def _leaf(self, value: Value, iteration: Iteration, scope: LaneScope, known: Mapping[Value, SsaValue]) -> SsaValue:
+        lanes = scope.count * iteration.copies
+        match value:
+            case Constant():
+                return self.values.constant(value)
+            case Input():
+                return SsaValue(f"%i{value.local}", value.type)
+            case Index():
+                form = iteration.form(value.affine)
+                step = self._step(form, scope, iteration.copies)
+                return self.values.index(form, value.type, scope, step, lanes)
+            case Carried():
+                return self._carried(value.cell, iteration, scope)
+            case Operation():
+                if (shown := shown_operand(value, self._plan.unknown)) is not None:
+                    self._observe(known[shown])
+                return self.values.operation(value, [known[operand] for operand in value.operands])
+            case Load():
+                detail = "a value needs a load that its statement has not made yet"
+                raise Declined(DeclineReason.NO_MACHINE_CODE, detail)
+
+    def _carried(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> SsaValue:
+        if (private := self._private.get((scope.row, cell))) is not None:
+            return self._asm.read(private[0], cell.type, private[1])
+        location, step = self._cell(cell, iteration, scope)
+        return self.values.load(location, cell.type, scope, step, scope.count * iteration.copies)
+
+    def _set_cell(self, cell: Cell, value: SsaValue, iteration: Iteration, scope: LaneScope) -> None:
+        if (private := self._private.get((scope.row, cell))) is not None:
+            self._asm.set(private[0], self._asm.splat(value, private[1]))
+            return
+        location, step = self._cell(cell, iteration, scope)
+        self.values.store(location, value, scope, step, scope.count * iteration.copies)
+
+    def _cell(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> tuple[Location, int | None]:
+        size_bytes = WIDTH_BITS[cell.type] // 8
+        strides = [stride * size_bytes for stride in self._storage[cell].strides]
+        form = iteration.cell_index(cell, strides)
+        return Location(f"%c{cell.number}", form, size_bytes), self._step(form, scope, iteration.copies)
+
+    def _observe(self, value: SsaValue) -> None:
+        """Write down whether an element of a float is NaN."""
+        if value.lanes not in self._nans:
+            self._nans[value.lanes] = self._asm.allocate("i1", value.lanes)
+        pointer = self._nans[value.lanes]
+        seen = self._asm.read(pointer, "i1", value.lanes)
+        found = self._asm.compute(f"fcmp uno {value.typed}, {value.name}", "i1", value.lanes)
+        self._asm.set(pointer, self._asm.compute(f"or {seen.typed}, {found.name}", "i1", value.lanes))
+
+
+def extended(
+    scope: LaneScope, name: str, value: SsaValue, *, count: int | None = None, row: int | None = None
+) -> LaneScope:
+    """Return a scope with one variable more, and another count of lanes or number of the row if they are given."""
+    variables = {**scope.variables, name: value}
+    return LaneScope(variables, scope.lanes, count or scope.count, scope.row if row is None else row)

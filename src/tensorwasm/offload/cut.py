@@ -1,0 +1,137 @@
+"""Cuts regions out of a module: each runs only if its guard, a function that the host gives, has not run it already.
+
+A region becomes::
+
+    block
+      local.get ...    ;; its inputs: locals, then globals
+      call $guard      ;; whether the guard ran it, then the values of its outputs
+      local.set ...    ;; its outputs, which a guard that declines gives back unchanged
+      br_if 0
+      ...              ;; the region, as it was
+    end
+
+Floating-point values cross as integers of their bits, because a host function in another language may change a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.nest import ValueType
+from tensorwasm.wasm import edit
+from tensorwasm.wasm.definitions import CodeEntry
+from tensorwasm.wasm.instructions import Instruction
+from tensorwasm.wasm.module import Module
+from tensorwasm.wasm.types import FuncType
+
+INTERFACE: Final = "tensorwasm:offload"
+"""The import module of guards."""
+
+_CROSSING: Final[Mapping[ValueType, str]] = {"i32": "i32", "i64": "i64", "f32": "i32", "f64": "i64"}
+_TO_BITS: Final[Mapping[ValueType, str]] = {"f32": "i32.reinterpret_f32", "f64": "i64.reinterpret_f64"}
+_FROM_BITS: Final[Mapping[ValueType, str]] = {"f32": "f32.reinterpret_i32", "f64": "f64.reinterpret_i64"}
+_OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
+
+
+def guard_signature(region: LoopRegion) -> FuncType:
+    """Return what a guard takes, and gives: 1 if it ran the region, else 0, then the outputs."""
+    return FuncType(
+        tuple(_CROSSING[kind] for _, kind in (*region.inputs, *region.globals)),
+        ("i32", *(_CROSSING[kind] for _, kind in region.outputs)),
+    )
+
+
+def guard_name(number: int) -> str:
+    """Return the import field of the guard of a region, by its number in the module."""
+    return f"region{number}"
+
+
+def cut(module: Module, regions: Sequence[LoopRegion]) -> Module:
+    """Put guards in front of regions, which may lie in one another but do not overlap otherwise.
+
+    Raises:
+        InvalidWasm: a body is malformed.
+    """
+    imported = len(module.imported("func"))
+    types = [(INTERFACE, guard_name(number), guard_signature(region)) for number, region in enumerate(regions)]
+    module, indices = edit.add_function_imports(module, types)
+    bodies = list(module.bodies)
+    numbered = sorted(zip(regions, indices, strict=True), key=lambda each: each[0].function)
+    for function, group in groupby(numbered, key=lambda each: each[0].function):
+        body = bodies[function - imported]
+        code = tuple(_cut_code(body.instructions(), list(group)))
+        bodies[function - imported] = CodeEntry.build(body.local_runs(), code)
+    return replace(module, bodies=tuple(bodies))
+
+
+def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, int]]) -> Iterator[Instruction]:
+    """Yield code with guards, by their indices, in front of regions."""
+    starts = {region.start: (region, index) for region, index in guarded}
+    ends = {region.end for region, _ in guarded}
+    labels = _Labels()
+    for place, instruction in enumerate(code):
+        if place in starts:
+            yield from _call(*starts[place])
+            labels.open(added=True)
+        yield labels.shift(instruction)
+        if instruction[0] in _OPENING:
+            labels.open(added=False)
+        elif instruction[0] == "end":
+            labels.close()
+        if place in ends:
+            yield ("end",)
+            labels.close()
+
+
+def _call(region: LoopRegion, index: int) -> Iterator[Instruction]:
+    yield ("block", None)
+    for local, kind in region.inputs:
+        yield ("local.get", local)
+        if kind in _TO_BITS:
+            yield (_TO_BITS[kind],)
+    for number, _ in region.globals:
+        yield ("global.get", number)
+    yield ("call", index)
+    for local, kind in reversed(region.outputs):
+        if kind in _FROM_BITS:
+            yield (_FROM_BITS[kind],)
+        yield ("local.set", local)
+    yield ("br_if", 0)
+
+
+class _Labels:
+    """The labels in scope: those of the code as it was, and added ones between them."""
+
+    def __init__(self) -> None:
+        self._added: list[bool] = []
+        self._old: list[int] = []  # how many labels are outside of each old one
+
+    def open(self, *, added: bool) -> None:
+        """Enter a block."""
+        if not added:
+            self._old.append(len(self._added))
+        self._added.append(added)
+
+    def close(self) -> None:
+        """Leave the innermost block."""
+        if not self._added.pop():
+            self._old.pop()
+
+    def shift(self, instruction: Instruction) -> Instruction:
+        """Return an instruction that branches to where it did."""
+        match instruction:
+            case ("br" | "br_if" as name, label):
+                return name, self._shift(label)
+            case ("br_table", labels):
+                return "br_table", tuple(map(self._shift, labels))
+            case ("try_table", block, catches):
+                return "try_table", block, tuple((kind, tag, self._shift(label)) for kind, tag, label in catches)
+        return instruction
+
+    def _shift(self, label: int) -> int:
+        outside = self._old[-1 - label] if label < len(self._old) else -1  # of the function's own label, nothing
+        return len(self._added) - 1 - outside

@@ -1,0 +1,99 @@
+"""`tensor-wasm offload`."""
+
+import json
+
+import pytest
+
+from loops import compile_c
+from tensorwasm import settings
+from tensorwasm.runtime.api import comparison
+
+PROGRAM = """
+static double x[256], y[256];
+void __attribute__((export_name("init")))
+init(int n) {
+  for (int i = 0; i < n; i++) { x[i] = i * 0.5; y[i] = n - i; }
+}
+void __attribute__((export_name("axpy")))
+axpy(int n, double a) {
+  for (int i = 0; i < n; i++) y[i] += a * x[i];
+}
+extern void other(int) __attribute__((import_module("wasi_snapshot_preview1"), import_name("proc_exit")));
+void __attribute__((export_name("leave")))
+leave(int n) {
+  for (int i = 0; i < n; i++) { x[i] = 1; other(i); }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def wasm():
+    return compile_c(PROGRAM, "-O2", "-g")
+
+
+@pytest.fixture
+def file(wasm, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "state"))
+    settings.current.cache_clear()
+    (tmp_path / "program.wasm").write_bytes(wasm)
+    yield tmp_path / "program.wasm"
+    settings.current.cache_clear()
+
+
+def test_loops_are_explained_with_their_lines(cli, file):
+    done = cli("offload", "explain", file, "--output", "json")
+    rows = json.loads(done.out)
+    assert done.code == 0
+    assert [(row["function"], row["region"], row["reason"]) for row in rows] == [
+        ("init", 0, None),
+        ("axpy", 1, None),
+        ("leave", None, "call"),
+    ]
+    lines = [int(row["line"].rpartition(":")[2]) for row in rows]
+    assert [PROGRAM.splitlines()[line - 1].strip()[:3] for line in lines] == ["for", "for", "for"]
+
+
+def test_loops_are_explained_as_text(cli, file):
+    done = cli("offload", "explain", file)
+    assert done.out.splitlines()[0].split() == ["FUNCTION", "LINE", "LOOPS", "REGION", "REASON", "DETAIL"]
+    assert "it calls a function" in done.out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_a_run_is_compared_and_its_regions_are_counted(cli, file, device):
+    call = ("--export", "axpy", "--args", "[200, 1.5]", "--setup", "init [256]")
+    done = cli("offload", "run", file, *call, "--device", device, "--compare", "--repeat", "2", "--output", "json")
+    report = json.loads(done.out)
+    assert (done.code, report["difference"]) == (0, None)
+    assert [(row["function"], row["taken"], row["declined"]) for row in report["regions"]] == [
+        ("init", 1, 0),
+        ("axpy", 2, 0),
+    ]
+    assert report["speed_up"] > 0
+    assert (report["regions"][1]["moved_bytes"] > 0) is (device == "emulator")
+
+
+def test_a_run_alone_counts_why_regions_declined(cli, file):
+    done = cli("offload", "run", file, "--export", "axpy", "--args", '[100, "inf"]', "--device", "cpu")
+    assert done.code == 0
+    assert "not_a_number: 1" in done.out
+    assert "plain" not in done.out
+
+
+def test_a_difference_is_the_exit_code_and_named(cli, file, monkeypatch):
+    monkeypatch.setattr(comparison, "_memory_difference", lambda *_: "byte 0x10 differs")
+    done = cli("offload", "run", file, "--export", "init", "--args", "[8]", "--device", "cpu", "--compare")
+    assert done.code == 1
+    assert "difference  byte 0x10 differs" in done.out
+
+
+def test_a_setup_that_is_no_call_is_refused(cli, file):
+    done = cli("offload", "run", file, "--export", "init", "--setup", " [8]")
+    assert done.code == 2
+    assert "--setup takes a name" in done.err
+
+
+def test_a_module_without_loops_has_none(cli, tmp_path):
+    empty = tmp_path / "empty.wasm"
+    empty.write_bytes(b"\0asm\1\0\0\0")
+    assert cli("offload", "explain", empty).out == "no loops\n"

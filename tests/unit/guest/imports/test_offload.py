@@ -1,0 +1,103 @@
+"""Guards of regions, with places that only pretend to run them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.guest import FakeCall
+from tensorwasm.errors import InternalError
+from tensorwasm.guest.imports.offload.guards import MOST_NANS, SERVICE, OffloadService, make_guards
+from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
+
+REGION = LoopRegion(
+    0, 0, 5, ((0, "i32"), (2, "f64"), (3, "i64"), (4, "f32")), ((4, "f32"), (3, "i64")), ((1, "i32"),), 1
+)
+VALUES = (-1, -2, 1 << 40, -(1 << 31), 7)
+KEY = PlanKey(0, (0xFFFF_FFFF, 1 << 40, 7), 1 << 16)
+
+
+class FakeTarget:
+    def __init__(self, outcome) -> None:
+        self.outcome = outcome
+        self.moved_bytes = 0
+        self.runs = []
+
+    def run(self, plan, inputs, _call):
+        self.runs.append((plan, inputs))
+        self.moved_bytes += 100
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def serve(outcome, make=lambda key: key):
+    service = OffloadService([REGION], PlanCache(make), FakeTarget(outcome))
+    return service, FakeCall(services={SERVICE: service})
+
+
+def test_a_taken_region_gives_the_bits_of_its_outputs():
+    service, call = serve({3: (1 << 64) - 5, 4: 0xC000_0000})
+    guard = make_guards([REGION])[0]
+    assert guard.body(call, *VALUES) == (1, 0xC000_0000 - (1 << 32), -5)
+    assert service._target.runs == [(KEY, {0: 0xFFFF_FFFF, 2: (1 << 64) - 2, 3: 1 << 40, 4: 1 << 31})]
+    assert (service.statistics[0].taken, service.statistics[0].moved_bytes) == (1, 100)
+    assert (guard.module, guard.name) == ("tensorwasm:offload", "region0")
+    assert guard.params == ("i32", "i64", "i64", "i32", "i32")
+
+
+def test_an_output_that_the_plan_does_not_name_is_unchanged():
+    _, call = serve({3: 9})
+    assert make_guards([REGION])[0].body(call, *VALUES) == (1, -(1 << 31), 9)
+
+
+@pytest.mark.parametrize("services", [{}, None])
+def test_a_region_that_is_declined_gives_its_outputs_back(services):
+    def make(_key):
+        raise Declined(DeclineReason.SEQUENTIAL)
+
+    service, call = serve({}, make)
+    if services is not None:
+        call = FakeCall(services=services)
+    assert make_guards([REGION])[0].body(call, *VALUES) == (0, -(1 << 31), 1 << 40)
+    if services is None:
+        assert service.statistics[0].declined == {PlanRefusal(DeclineReason.SEQUENTIAL): 1}
+
+
+def test_a_guard_without_outputs_gives_one_number():
+    region = LoopRegion(0, 0, 5, ((0, "i32"),), (), (), 1)
+    service = OffloadService([region], PlanCache(lambda key: key), FakeTarget({}))
+    guard = make_guards([region])[0]
+    assert guard.body(FakeCall(services={SERVICE: service}), 5) == 1
+    assert guard.body(FakeCall(), 5) == 0
+
+
+def test_a_plan_that_makes_nans_is_given_up_after_some_runs():
+    service, call = serve(Declined(DeclineReason.NOT_A_NUMBER))
+    guard = make_guards([REGION])[0]
+    for _ in range(MOST_NANS + 4):
+        assert guard.body(call, *VALUES)[0] == 0
+    assert len(service._target.runs) == MOST_NANS
+    assert service.statistics[0].declined == {PlanRefusal(DeclineReason.NOT_A_NUMBER): MOST_NANS + 4}
+
+
+def test_a_place_that_refuses_a_plan_is_not_asked_again():
+    service, call = serve(Declined(DeclineReason.DEVICE, "no room"))
+    guard = make_guards([REGION])[0]
+    for _ in range(3):
+        assert guard.body(call, *VALUES)[0] == 0
+    assert len(service._target.runs) == 1
+
+
+def test_another_service_of_the_name_is_an_error():
+    with pytest.raises(InternalError, match="not an OffloadService"):
+        make_guards([REGION])[0].body(FakeCall(services={SERVICE: object()}), *VALUES)
+
+
+def test_statistics_of_instances_add_up():
+    (one, call), (other, _) = serve({3: 1, 4: 1}), serve({})
+    make_guards([REGION])[0].body(call, *VALUES)
+    other.statistics[0].add(one.statistics[0])
+    other.statistics[0].add(one.statistics[0])
+    assert (other.statistics[0].taken, other.statistics[0].moved_bytes) == (2, 200)

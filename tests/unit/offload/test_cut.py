@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracles.wasm import Running, fault_of
+from strategies.wasm import modules
+from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.cut import INTERFACE, cut, guard_signature
+from tensorwasm.wasm.definitions import CodeEntry
+from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.preamble import Export, Import
+from tensorwasm.wasm.types import FuncType, MemoryType
+
+KINDS = ("i32", "i64", "f32", "f64")
+FUEL = len(KINDS)
+STORE_BYTES = {"i32": 4, "i64": 8, "f32": 4, "f64": 8}
+EXAMPLES = settings(max_examples=150)
+TAKEN = 1
+
+locals_ = st.integers(0, len(KINDS) - 1)
+
+
+@st.composite
+def statements(draw, labels: int = 1, depth: int = 0):
+    """Draw code over locals of each kind, inside so many labels, the outermost of which ends the function."""
+    code: list[tuple] = []
+    for _ in range(draw(st.integers(0, 4))):
+        kind = draw(st.sampled_from(("set", "block", "loop", "if", "br_if", "br_table") if depth < 4 else ("set",)))
+        condition = [("local.get", 0), ("i32.const", draw(st.integers(0, 3))), ("i32.and",)]
+        match kind:
+            case "set":
+                code += draw(updates())
+            case "br_if":
+                code += [*condition, ("br_if", draw(st.integers(0, labels - 1)))]
+            case "br_table":
+                code += [("block", None), *condition]
+                code += [("br_table", tuple(draw(st.lists(st.integers(0, labels), min_size=1, max_size=4)))), ("end",)]
+            case _:
+                code += condition if kind == "if" else []
+                code.append((kind, None))
+                if kind == "loop":
+                    code += [("local.get", FUEL), ("i32.eqz",), ("br_if", labels)]
+                    code += [("local.get", FUEL), ("i32.const", 1), ("i32.sub",), ("local.set", FUEL)]
+                code += draw(statements(labels + 1, depth + 1))
+                code.append(("end",))
+    return code
+
+
+@st.composite
+def updates(draw):
+    local = draw(locals_)
+    kind = KINDS[local]
+    constant = draw(st.integers(0, 1 << 31) if kind[0] == "f" else st.integers(-9, 9))
+    operation = draw(st.sampled_from(("add", "sub", "mul")))
+    return [("local.get", local), (f"{kind}.const", constant), (f"{kind}.{operation}",), ("local.set", local)]
+
+
+def whole(code: list[tuple]) -> Module:
+    """Make a module whose export runs code and then stores all locals."""
+    stores: list[tuple] = []
+    for local, kind in enumerate(KINDS):
+        stores += [("i32.const", 8 * local), ("local.get", local), (f"{kind}.store", (0, 0, 0))]
+    body = CodeEntry.build([(1, "i32")], [*fuel(), ("block", None), *code, ("end",), *stores])
+    return Module(
+        types=(FuncType(KINDS),),
+        functions=(0,),
+        memories=(MemoryType(1, 1),),
+        exports=(Export("f", "func", 0), Export("memory", "memory", 0)),
+        bodies=(body,),
+    )
+
+
+def fuel() -> list[tuple]:
+    return [("i32.const", 40), ("local.set", FUEL)]
+
+
+def ranges(code: list[tuple]) -> list[tuple[int, int]]:
+    """Return the places of each block and loop without a type, and of its end."""
+    found, open_ = [], []
+    for place, instruction in enumerate(code):
+        if instruction[0] in {"block", "loop", "if", "try_table"}:
+            open_.append(place)
+        elif instruction[0] == "end":
+            first = open_.pop()
+            if code[first][0] in {"block", "loop"} and code[first][1] is None:
+                found.append((first, place))
+    return found
+
+
+def with_guards(module: Module, guards: list[LoopRegion], taken: int = 0) -> Module:
+    """Replace the imported guards by functions that give back what they get."""
+    edited = cut(module, guards)
+    imports = [item for item in edited.imports if item.module != INTERFACE]
+    bodies = []
+    for guard in guards:
+        places = {local: number for number, (local, _) in enumerate(guard.inputs)}
+        outputs = [("local.get", places[local]) for local, _ in guard.outputs]
+        bodies.append(CodeEntry.build([], [("i32.const", taken), *outputs]))
+    types = tuple(item.type for item in edited.imports if item.module == INTERFACE)
+    return replace(
+        edited, imports=tuple(imports), functions=(*types, *edited.functions), bodies=(*bodies, *edited.bodies)
+    )
+
+
+def region(function, first, last, inputs, outputs, globals_=()) -> LoopRegion:
+    return LoopRegion(function, first, last, tuple(inputs), tuple(outputs), globals_, 1)
+
+
+@st.composite
+def guards_of(draw, module: Module):
+    """Draw guards of some blocks and loops of a module, with any locals."""
+    guards = []
+    imported = len(module.imported("func"))
+    for function, body in enumerate(module.bodies):
+        params = module.types[module.functions[function]].params
+        kinds = [*params, *(kind for count, kind in body.local_runs() for _ in range(count))]
+        numeric = [(local, kind) for local, kind in enumerate(kinds) if kind in KINDS]
+        some = st.lists(st.sampled_from(numeric), unique=True, max_size=5) if numeric else st.just([])
+        for first, last in ranges(body.instructions()):
+            if draw(st.booleans()):
+                inputs = draw(some)
+                outputs = draw(st.lists(st.sampled_from(inputs), unique=True)) if inputs else []
+                guards.append(region(imported + function, first, last, inputs, outputs))
+    return draw(st.permutations(guards))
+
+
+@EXAMPLES
+@given(statements(), st.data())
+def test_guards_that_decline_change_nothing(code, data):
+    module = whole(code)
+    edited = encode(with_guards(module, data.draw(guards_of(module))))
+    assert fault_of(edited) is None
+    for args in ((1, 2, 1.5, -2.5), (-7, 1 << 40, float("nan"), -0.0), (6, 0, 0.0, float("inf"))):
+        before, after = Running(encode(module)), Running(edited)
+        assert after.call("f", *args) == before.call("f", *args)
+        assert after.memory() == before.memory()
+
+
+@settings(max_examples=60)
+@given(modules(), st.data())
+def test_a_cut_module_is_valid(module, data):
+    module = decode(encode(module))
+    edited = cut(module, data.draw(guards_of(module)))
+    assert fault_of(encode(edited)) is None
+
+
+def test_a_region_that_its_guard_ran_is_skipped_with_its_outputs_set():
+    loop = [("loop", None), ("i32.const", 9), ("local.set", 0), ("f32.const", 0), ("local.set", 2), ("end",)]
+    module = whole(loop)
+    first = len(fuel()) + 1
+    guard = region(0, first, first + 5, ((0, "i32"), (2, "f32"), (3, "f64")), ((3, "f64"), (0, "i32")))
+    running = Running(encode(with_guards(module, [guard], TAKEN)))
+    running.call("f", 4, 0, 1.5, 2.5)
+    assert running.memory()[:32] == bytes.fromhex("0400000000000000 0000000000000000 0000c03f00000000 0000000000000440")
+    assert guard_signature(guard) == FuncType(("i32", "i32", "i64"), ("i32", "i64", "i32"))
+    assert cut(module, [guard]).imports == (Import(INTERFACE, "region0", "func", 1),)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from loops import compile_c
+from strategies.wasm import modules
+from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.wasm.definitions import CodeEntry, Global
+from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.types import FuncType, GlobalType, MemoryType
+
+STORE = (("local.get", 0), ("local.get", 1), ("f64.store", (3, 0, 0)))
+STEP = (("local.get", 0), ("i32.const", 8), ("i32.add",), ("local.tee", 0))
+LOOP = (("loop", None), *STORE, *STEP, ("br_if", 0), ("end",))
+
+
+ONE_MEMORY = (MemoryType(1, None),)
+
+
+def found(code, memories=ONE_MEMORY, results=()):
+    module = Module(
+        types=(FuncType(("i32", "f64"), results),),
+        functions=(0,),
+        memories=memories,
+        globals=(Global(GlobalType("i32", mutable=True), (("i32.const", 0),)),),
+        bodies=(CodeEntry.build([(3, "i32")], code),),
+    )
+    return find_regions(module)
+
+
+def test_a_loop_without_escapes_is_a_region_of_its_own():
+    assert found((("block", None), *LOOP, ("end",))) == [
+        LoopRegion(0, 1, 10, inputs=((0, "i32"), (1, "f64")), outputs=(), globals=(), depth=1)
+    ]
+
+
+def test_a_region_reaches_as_far_as_the_branches_of_its_loop():
+    code = (
+        ("block", None),
+        ("block", None),
+        ("loop", None),
+        *STORE,
+        *STEP,
+        ("br_if", 0),
+        ("br", 1),
+        ("end",),
+        ("end",),
+        ("end",),
+    )
+    assert [(region.start, region.end) for region in found(code)] == [(1, 13)]
+
+
+def test_a_local_that_is_read_afterwards_is_an_output_and_an_input():
+    region = found((*LOOP, ("local.get", 0)), results=("i32",))[0]
+    assert region.outputs == ((0, "i32"),)
+
+
+def test_a_local_that_an_outer_loop_reads_first_is_an_output():
+    outer = (
+        ("loop", None),
+        ("local.get", 2),
+        ("drop",),
+        ("call", 0),
+        *LOOP,
+        ("i32.const", 1),
+        ("local.set", 2),
+        ("local.get", 2),
+        ("br_if", 0),
+        ("end",),
+    )
+    declined, region = found(outer)
+    assert declined.reason is DeclineReason.CALL
+    assert region.outputs == ((0, "i32"),)
+
+
+def test_a_temporary_is_neither_input_nor_output():
+    loop = (("loop", None), ("i32.const", 4), ("local.set", 2), ("local.get", 2), ("drop",), *LOOP[1:])
+    region = found(loop)[0]
+    assert (2, "i32") not in region.inputs + region.outputs
+
+
+def test_a_global_that_is_read_is_an_input():
+    region = found((("loop", None), ("global.get", 0), ("drop",), *LOOP[1:]))[0]
+    assert region.globals == ((0, "i32"),)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "reason"),
+    [
+        ((("call", 0),), DeclineReason.CALL),
+        ((("return",),), DeclineReason.INSTRUCTION),
+        ((("i32.const", 1), ("memory.grow", 0), ("drop",)), DeclineReason.INSTRUCTION),
+        ((("i32.const", 1), ("global.set", 0)), DeclineReason.INSTRUCTION),
+        ((("local.get", 1), ("i32.trunc_f64_s",), ("drop",)), DeclineReason.INSTRUCTION),
+        ((("i32.const", 1), ("br_if", 1)), DeclineReason.CONTROL_FLOW),
+    ],
+)
+def test_a_loop_with_such_code_declines_and_leaves_its_inner_loop(instructions, reason):
+    code = (("loop", None), *LOOP, *instructions, ("local.get", 2), ("br_if", 0), ("end",))
+    loops = found(code)
+    assert [(loop.start, loop.reason) for loop in loops if isinstance(loop, DeclinedLoop)] == [(0, reason)]
+    assert [(loop.start, loop.end) for loop in loops if isinstance(loop, LoopRegion)] == [(1, 10)]
+
+
+@pytest.mark.parametrize(
+    "memories", [(), (MemoryType(1, 1, shared=True),), (MemoryType(1, 1, is_64=True),), (MemoryType(1, 1),) * 2]
+)
+def test_only_a_module_with_one_memory_of_its_own_of_32_bits_has_regions(memories):
+    assert found(LOOP, memories) == []
+
+
+@settings(max_examples=50)
+@given(modules())
+def test_regions_are_blocks_of_their_functions(module):
+    module = decode(encode(module))
+    for region in find_regions(module):
+        code = module.bodies[region.function - len(module.imported("func"))].instructions()
+        if isinstance(region, LoopRegion):
+            assert code[region.start] in {("block", None), ("loop", None)}
+            assert code[region.end] == ("end",)
+            assert set(region.outputs) <= set(region.inputs)
+
+
+def test_both_nests_of_a_function_are_regions():
+    source = """
+    double a[9], b[9];
+    __attribute__((export_name("f"))) void f(int n) {
+      for (int i = 0; i < n; i++) a[i] *= 2;
+      for (int i = 0; i < n; i++) b[i] += a[i];
+    }"""
+    regions = find_regions(decode(compile_c(source, "-Os")))
+    assert [type(region) for region in regions] == [LoopRegion] * 2
