@@ -58,6 +58,10 @@ def contains(domain: Domain, counters: Mapping[int, int]) -> bool:
     return False
 
 
+class UndefinedCell(Exception):
+    """A cell is used before it is set."""
+
+
 @dataclass
 class Trace:
     """What a run did, apart from numbers.
@@ -91,7 +95,10 @@ class Machine:
         return cell, tuple(counters[counter] for counter in cell.counters)
 
     def get_cell(self, cell: Cell, counters: Mapping[int, int]) -> tuple[int, Instance]:
-        return self.contents[self.slot(cell, counters)]
+        found = self.contents.get(self.slot(cell, counters))
+        if found is None:
+            raise UndefinedCell(f"cell {cell.number}")
+        return found
 
     def set_cell(self, cell: Cell, counters: Mapping[int, int], bits: int, by: Instance) -> None:
         self.contents[self.slot(cell, counters)] = bits, by
@@ -192,6 +199,7 @@ def run_nest(
     Raises:
         StepsExhausted: there are more.
         Trapped: an access is out of bounds.
+        UndefinedCell: a cell is used before it is set.
     """
     machine = _InOrder(nest, values, memory, max_steps)
     machine.run(nest.body, {})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from loops import LEVELS, as_bits, compile_c, memory_after_init
-from oracles.nest import Trace, faults, run_nest
+from oracles.nest import Trace, UndefinedCell, faults, run_nest
 from oracles.program import Violation, run_program
 from oracles.wasm_interpreter import Interpreter, Part, StepsExhausted, Visit
 from oracles.wasm_numeric import Trapped
@@ -176,6 +176,9 @@ class Judge:
             if visit.left_at is not None:
                 made.blame("nest", f"it traps: {trapped}")
             self._refuse(made, nest, len(memory))
+            return
+        except UndefinedCell as undefined:
+            made.blame("nest", f"it uses {undefined} before it is set")
             return
         wrong = _differences(region, visit, results, memory)
         if wrong:

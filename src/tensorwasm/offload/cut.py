@@ -3,14 +3,20 @@
 A region becomes::
 
     block
-      local.get ...    ;; its inputs: locals, then globals
-      call $guard      ;; whether the guard ran it, then the values of its outputs
-      local.set ...    ;; its outputs, which a guard that declines gives back unchanged
-      br_if 0
-      ...              ;; the region, as it was
+      block
+        global.get $off  ;; whether the guard is not to be called again
+        br_if 0
+        local.get ...    ;; the region's inputs: locals, then globals
+        call $guard      ;; whether the guard ran it, whether it is off from now on, then the values of the outputs
+        local.set ...    ;; the outputs, which a guard that declines gives back unchanged
+        global.set $off
+        br_if 1
+      end
+      ...                ;; the region, as it was
     end
 
-Floating-point values cross as integers of their bits, because a host function in another language may change a NaN.
+A guard that is off costs a nanosecond or so, where a call of the host takes microseconds. Floating-point values cross
+as integers of their bits, because a host function in another language may change a NaN.
 """
 
 from __future__ import annotations
@@ -23,10 +29,10 @@ from typing import Final
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.nest import ValueType
 from tensorwasm.wasm import edit
-from tensorwasm.wasm.definitions import CodeEntry
+from tensorwasm.wasm.definitions import CodeEntry, Global
 from tensorwasm.wasm.instructions import Instruction
 from tensorwasm.wasm.module import Module
-from tensorwasm.wasm.types import FuncType
+from tensorwasm.wasm.types import FuncType, GlobalType
 
 INTERFACE: Final = "tensorwasm:offload"
 """The import module of guards."""
@@ -34,14 +40,15 @@ INTERFACE: Final = "tensorwasm:offload"
 _CROSSING: Final[Mapping[ValueType, str]] = {"i32": "i32", "i64": "i64", "f32": "i32", "f64": "i64"}
 _TO_BITS: Final[Mapping[ValueType, str]] = {"f32": "i32.reinterpret_f32", "f64": "i64.reinterpret_f64"}
 _FROM_BITS: Final[Mapping[ValueType, str]] = {"f32": "f32.reinterpret_i32", "f64": "f64.reinterpret_i64"}
+_SWITCH: Final = Global(GlobalType("i32", mutable=True), (("i32.const", 0),))
 _OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
 
 
 def guard_signature(region: LoopRegion) -> FuncType:
-    """Return what a guard takes, and gives: 1 if it ran the region, else 0, then the outputs."""
+    """Return what a guard takes, and gives: 1 if it ran the region, 1 if it is off from now on, then the outputs."""
     return FuncType(
         tuple(_CROSSING[kind] for _, kind in (*region.inputs, *region.globals)),
-        ("i32", *(_CROSSING[kind] for _, kind in region.outputs)),
+        ("i32", "i32", *(_CROSSING[kind] for _, kind in region.outputs)),
     )
 
 
@@ -59,8 +66,9 @@ def cut(module: Module, regions: Sequence[LoopRegion]) -> Module:
     imported = len(module.imported("func"))
     types = [(INTERFACE, guard_name(number), guard_signature(region)) for number, region in enumerate(regions)]
     module, indices = edit.add_function_imports(module, types)
+    module, switches = edit.add_globals(module, [_SWITCH] * len(regions))
     bodies = list(module.bodies)
-    numbered = sorted(zip(regions, indices, strict=True), key=lambda each: each[0].function)
+    numbered = sorted(zip(regions, indices, switches, strict=True), key=lambda each: each[0].function)
     for function, group in groupby(numbered, key=lambda each: each[0].function):
         body = bodies[function - imported]
         code = tuple(_cut_code(body.instructions(), list(group)))
@@ -68,10 +76,10 @@ def cut(module: Module, regions: Sequence[LoopRegion]) -> Module:
     return replace(module, bodies=tuple(bodies))
 
 
-def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, int]]) -> Iterator[Instruction]:
-    """Yield code with guards, by their indices, in front of regions."""
-    starts = {region.start: (region, index) for region, index in guarded}
-    ends = {region.end for region, _ in guarded}
+def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, int, int]]) -> Iterator[Instruction]:
+    """Yield code with guards, by their indices and those of their switches, in front of regions."""
+    starts = {each[0].start: each for each in guarded}
+    ends = {region.end for region, _, _ in guarded}
     labels = _Labels()
     for place, instruction in enumerate(code):
         if place in starts:
@@ -87,8 +95,8 @@ def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, i
             labels.close()
 
 
-def _call(region: LoopRegion, index: int) -> Iterator[Instruction]:
-    yield ("block", None)
+def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
+    yield from (("block", None), ("block", None), ("global.get", switch), ("br_if", 0))
     for local, kind in region.inputs:
         yield ("local.get", local)
         if kind in _TO_BITS:
@@ -100,7 +108,7 @@ def _call(region: LoopRegion, index: int) -> Iterator[Instruction]:
         if kind in _FROM_BITS:
             yield (_FROM_BITS[kind],)
         yield ("local.set", local)
-    yield ("br_if", 0)
+    yield from (("global.set", switch), ("br_if", 1), ("end",))
 
 
 class _Labels:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from oracles.offload import PIPELINE, wrong_functions
+from loops import CORPUS, compile_c, memory_after_init
+from oracles.offload import PIPELINE, Judge, Pipeline, wrong_functions
+from tensorwasm.offload.analysis.build import build_nest
+from tensorwasm.offload.nest import Loop, Nest, Statement
+from tensorwasm.offload.scheduling import plan as planning
 
 FUNCTIONS = 40
 
@@ -12,3 +18,34 @@ FUNCTIONS = 40
 @pytest.mark.parametrize("seed", range(12))
 def test_random_loops_do_what_their_code_does(seed):
     assert list(wrong_functions(PIPELINE, seed, FUNCTIONS)) == []
+
+
+def _without_last_effect(body: tuple[Loop | Statement, ...]) -> tuple[Loop | Statement, ...]:
+    *before, last = body
+    if isinstance(last, Loop):
+        return (*before, replace(last, body=_without_last_effect(last.body)))
+    return (*before, replace(last, effects=last.effects[:-1]))
+
+
+def test_nests_that_lack_an_effect_are_found_wrong():
+    def damaged(*given: object) -> Nest:
+        nest = build_nest(*given)
+        return replace(nest, body=_without_last_effect(nest.body)) if nest.body else nest
+
+    wrong = list(wrong_functions(Pipeline(damaged, PIPELINE.program), 2, FUNCTIONS))
+    assert len(wrong) > FUNCTIONS // 2
+    assert all("nest: " in each for each in wrong)
+
+
+def test_programs_made_without_dependences_are_found_wrong(monkeypatch):
+    monkeypatch.setattr(planning, "dependences", lambda _statements: ())
+    wrong = list(wrong_functions(Pipeline(PIPELINE.nest, PIPELINE.program), 2, FUNCTIONS))
+    assert len(wrong) > FUNCTIONS // 4
+    assert all("program: " in each for each in wrong)
+
+
+def test_regions_whose_outputs_are_not_known_are_found_wrong():
+    wasm = compile_c((CORPUS / "control.c").read_text(), "-O2")
+    judge = Judge(Pipeline(PIPELINE.nest, PIPELINE.program), wasm, memory_after_init(wasm))
+    judge.regions = {part: replace(region, outputs=()) for part, region in judge.regions.items()}
+    assert [wrong.partition(":")[0] for wrong in judge.judge("fibonacci", [20]).wrong] == ["liveness"]

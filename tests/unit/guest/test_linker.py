@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import threading
+from itertools import starmap
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from strategies import guest as gen
 from tensorwasm.errors import InternalError, InvalidPointer, QuotaExceeded, UnknownImport
@@ -198,13 +199,19 @@ def test_errors_of_16_threads_never_mix(engine, wat):
     assert mixed == []
 
 
+def quiet(kind, bits):
+    """Return the bits of a result that crosses Python, whose floats hold no signalling NaN of 32 bits."""
+    return bits | 1 << 22 if kind == "f32" and bits & 0x7FFFFFFF > 0x7F800000 else bits
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(frame=gen.frames())
+@example(frame=[("f32", 0x7F800001)])
 def test_a_host_function_may_return_several_values(spawn, frame):
     kinds, cells = [kind for kind, _ in frame], [cell for _, cell in frame]
     values = codec.decode(kinds, cells)
     results = f"(result i64 i64 {' '.join(kinds)})"
     text = f'(module (import "h" "f" (func $f {results})) (func (export "go") {results} call $f))'
     instance = spawn(text, host(lambda _call: (-5, 6, *values), results=("i64", "i64", *kinds)))
-    assert codec.encode(["i64", "i64", *kinds], instance.call("go")) == [(1 << 64) - 5, 6, *cells]
+    assert codec.encode(["i64", "i64", *kinds], instance.call("go")) == [(1 << 64) - 5, 6, *starmap(quiet, frame)]
     instance.close()

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles.wasm import Running, fault_of
 from strategies.wasm import modules
+from tensorwasm.offload import module as offload_module
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.cut import INTERFACE, cut, guard_signature
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.module import cut_module
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
 from tensorwasm.wasm.preamble import Export, Import
@@ -19,6 +24,7 @@ FUEL = len(KINDS)
 STORE_BYTES = {"i32": 4, "i64": 8, "f32": 4, "f64": 8}
 EXAMPLES = settings(max_examples=150)
 TAKEN = 1
+ROOT = Path(__file__).parents[3]
 
 locals_ = st.integers(0, len(KINDS) - 1)
 
@@ -90,7 +96,7 @@ def ranges(code: list[tuple]) -> list[tuple[int, int]]:
     return found
 
 
-def with_guards(module: Module, guards: list[LoopRegion], taken: int = 0) -> Module:
+def with_guards(module: Module, guards: list[LoopRegion], taken: int = 0, off: int = 0) -> Module:
     """Replace the imported guards by functions that give back what they get."""
     edited = cut(module, guards)
     imports = [item for item in edited.imports if item.module != INTERFACE]
@@ -98,7 +104,7 @@ def with_guards(module: Module, guards: list[LoopRegion], taken: int = 0) -> Mod
     for guard in guards:
         places = {local: number for number, (local, _) in enumerate(guard.inputs)}
         outputs = [("local.get", places[local]) for local, _ in guard.outputs]
-        bodies.append(CodeEntry.build([], [("i32.const", taken), *outputs]))
+        bodies.append(CodeEntry.build([], [("i32.const", taken), ("i32.const", off), *outputs]))
     types = tuple(item.type for item in edited.imports if item.module == INTERFACE)
     return replace(
         edited, imports=tuple(imports), functions=(*types, *edited.functions), bodies=(*bodies, *edited.bodies)
@@ -131,7 +137,7 @@ def guards_of(draw, module: Module):
 @given(statements(), st.data())
 def test_guards_that_decline_change_nothing(code, data):
     module = whole(code)
-    edited = encode(with_guards(module, data.draw(guards_of(module))))
+    edited = encode(with_guards(module, data.draw(guards_of(module)), off=data.draw(st.integers(0, 1))))
     assert fault_of(edited) is None
     for args in ((1, 2, 1.5, -2.5), (-7, 1 << 40, float("nan"), -0.0), (6, 0, 0.0, float("inf"))):
         before, after = Running(encode(module)), Running(edited)
@@ -155,5 +161,30 @@ def test_a_region_that_its_guard_ran_is_skipped_with_its_outputs_set():
     running = Running(encode(with_guards(module, [guard], TAKEN)))
     running.call("f", 4, 0, 1.5, 2.5)
     assert running.memory()[:32] == bytes.fromhex("0400000000000000 0000000000000000 0000c03f00000000 0000000000000440")
-    assert guard_signature(guard) == FuncType(("i32", "i32", "i64"), ("i32", "i64", "i32"))
+    assert guard_signature(guard) == FuncType(("i32", "i32", "i64"), ("i32", "i32", "i64", "i32"))
     assert cut(module, [guard]).imports == (Import(INTERFACE, "region0", "func", 1),)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*/*.wasm")), ids=lambda file: file.stem)
+def test_the_regions_of_an_example_are_cut_out(file):
+    found = cut_module(file.read_bytes())
+    assert len(found.regions) > 20
+    assert fault_of(found.wasm) is None
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Module(), whole([("loop", None), ("end",)]), replace(whole([("loop", None), ("end",)]), exports=())],
+    ids=["empty", "one loop", "hidden memory"],
+)
+def test_a_module_has_regions_only_if_the_host_finds_its_memory(module):
+    found = cut_module(encode(module))
+    assert (len(found.regions), bool(found.wasm)) == ((1, True) if module.exports else (0, False))
+
+
+def test_regions_beyond_the_limits_stay(monkeypatch):
+    monkeypatch.setattr(offload_module, "MAX_REGIONS", 1)
+    found = cut_module(encode(whole([("loop", None), ("end",)] * 3)))
+    assert (len(found.regions), [each.reason for each in found.declined]) == (1, [DeclineReason.TOO_LARGE] * 2)
+    monkeypatch.setattr(offload_module, "MAX_MODULE_BYTES", 8)
+    assert cut_module(encode(whole([("loop", None), ("end",)]))).regions == ()

@@ -35,6 +35,8 @@ _KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "SYSTEMROOT")
 _ANSWER_BYTES: Final = 1 << 30
 _COMPLAINT_BYTES: Final = 4 << 10
 _CHUNK_BYTES: Final = MIB
+_WAIT_MARGIN: Final = 1.25
+"""The system counts a wait for a processor when it ends; this makes up for the one that has not."""
 _ENDING_S: Final = 1.0
 """What a process that has closed its output needs to end."""
 
@@ -151,7 +153,7 @@ def _converse(child: subprocess.Popen[bytes], question: bytes, response: ChildRe
         while True:
             ready = selector.select(max(0.0, ends_s - time.monotonic()))
             if not ready:
-                ends_s = last_s + _waited_s(child.pid)
+                ends_s = last_s + _waited_s(child.pid) * _WAIT_MARGIN
                 response.late = ends_s <= time.monotonic()
                 if response.late:
                     return

@@ -117,7 +117,8 @@ def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, a
     if announce is not None and session is not None:
         announce = partial(_announce_both, announce, session)
     warm, kept = call.function.host.warm, call.function.warm_kept.get(call.tenant)
-    if kept is not None and prepared is call.function.prepared and kept.fits(call.config, call.initialisers):
+    plain = session is None and prepared is call.function.prepared
+    if kept is not None and plain and kept.fits(call.config, call.initialisers):
         drawn = warm.draw(kept)
         if isinstance(drawn, Instance):
             return _adapt(drawn, call, announce)

@@ -40,7 +40,7 @@ def serve(outcome, make=lambda key: key):
 def test_a_taken_region_gives_the_bits_of_its_outputs():
     service, call = serve({3: (1 << 64) - 5, 4: 0xC000_0000})
     guard = make_guards([REGION])[0]
-    assert guard.body(call, *VALUES) == (1, 0xC000_0000 - (1 << 32), -5)
+    assert guard.body(call, *VALUES) == (1, 0, 0xC000_0000 - (1 << 32), -5)
     assert service._target.runs == [(KEY, {0: 0xFFFF_FFFF, 2: (1 << 64) - 2, 3: 1 << 40, 4: 1 << 31})]
     assert (service.statistics[0].taken, service.statistics[0].moved_bytes) == (1, 100)
     assert (guard.module, guard.name) == ("tensorwasm:offload", "region0")
@@ -49,7 +49,7 @@ def test_a_taken_region_gives_the_bits_of_its_outputs():
 
 def test_an_output_that_the_plan_does_not_name_is_unchanged():
     _, call = serve({3: 9})
-    assert make_guards([REGION])[0].body(call, *VALUES) == (1, -(1 << 31), 9)
+    assert make_guards([REGION])[0].body(call, *VALUES) == (1, 0, -(1 << 31), 9)
 
 
 @pytest.mark.parametrize("services", [{}, None])
@@ -60,17 +60,17 @@ def test_a_region_that_is_declined_gives_its_outputs_back(services):
     service, call = serve({}, make)
     if services is not None:
         call = FakeCall(services=services)
-    assert make_guards([REGION])[0].body(call, *VALUES) == (0, -(1 << 31), 1 << 40)
+    assert make_guards([REGION])[0].body(call, *VALUES) == (0, services is not None, -(1 << 31), 1 << 40)
     if services is None:
         assert service.statistics[0].declined == {PlanRefusal(DeclineReason.SEQUENTIAL): 1}
 
 
-def test_a_guard_without_outputs_gives_one_number():
+def test_a_guard_without_outputs_says_what_came_of_it():
     region = LoopRegion(0, 0, 5, ((0, "i32"),), (), (), 1)
     service = OffloadService([region], PlanCache(lambda key: key), FakeTarget({}))
     guard = make_guards([region])[0]
-    assert guard.body(FakeCall(services={SERVICE: service}), 5) == 1
-    assert guard.body(FakeCall(), 5) == 0
+    assert guard.body(FakeCall(services={SERVICE: service}), 5) == (1, 0)
+    assert guard.body(FakeCall(), 5) == (0, 1)
 
 
 def test_a_plan_that_makes_nans_is_given_up_after_some_runs():

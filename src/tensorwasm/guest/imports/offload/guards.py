@@ -24,8 +24,10 @@ INTEGERS: Final = frozenset({"i32", "i64"})
 MOST_NANS: Final = 3
 """Runs of a plan that end with a NaN, before the plan is not used any more."""
 
-_TAKEN: Final = 1
-_DECLINED: Final = 0
+MOST_DECLINES: Final = 256
+DECLINES_FOR_ONE: Final = 16
+"""A guard is off for the rest of an instance after so many declines, and so many more for each region that it ran."""
+
 _BITS: Final[Mapping[str, int]] = {"i32": 32, "f32": 32, "i64": 64, "f64": 64}
 
 _Types = tuple[ValType, ...]
@@ -81,6 +83,11 @@ class OffloadService(Generic[_Plan]):
         self._plans = plans
         self._target = target
         self._nans: Counter[PlanKey] = Counter()
+        self._left = [MOST_DECLINES for _ in regions]  # declines of each guard until it is off
+
+    def is_off(self, number: int) -> bool:
+        """Return whether the guard of a region need not be called any more: it nearly always declines."""
+        return self._left[number] <= 0
 
     def run(self, number: int, values: Sequence[int], call: HostCall) -> list[int] | None:
         """Run a region in another place; return the bits of its outputs, None if it is to run as it is.
@@ -98,6 +105,7 @@ class OffloadService(Generic[_Plan]):
         statistics.planned_s += (found_ns - began_ns) * 1e-9
         if isinstance(plan, PlanRefusal):
             statistics.declined[plan] += 1
+            self._left[number] -= 1
             return None
         moved_bytes = self._target.moved_bytes
         try:
@@ -106,6 +114,7 @@ class OffloadService(Generic[_Plan]):
             self._note(key, PlanRefusal(declined.reason, declined.detail), statistics)
             return None
         statistics.taken += 1
+        self._left[number] += DECLINES_FOR_ONE
         statistics.taken_s += (time.perf_counter_ns() - found_ns) * 1e-9
         statistics.moved_bytes += self._target.moved_bytes - moved_bytes
         kept = {local: place for place, (local, _) in enumerate(region.inputs)}
@@ -148,14 +157,14 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
     places = {local: place for place, (local, _) in enumerate(region.inputs)}
     returned = [places[local] for local, _ in region.outputs]
 
-    def guard(call: HostCall, *values: int) -> int | tuple[int, ...]:
+    def guard(call: HostCall, *values: int) -> tuple[int, ...]:
         service = call.service(SERVICE)
         if service is not None and not isinstance(service, OffloadService):
             raise InternalError("the service offload is not an OffloadService")
         results = service.run(number, values, call) if service is not None else None
-        if not returned:
-            return _DECLINED if results is None else _TAKEN
-        return (_DECLINED, *[values[place] for place in returned]) if results is None else (_TAKEN, *results)
+        ran = results is not None
+        off = service is None or (not ran and service.is_off(number))
+        return (ran, off, *([values[place] for place in returned] if results is None else results))
 
     params, results = cast("_Types", signature.params), cast("_Types", signature.results)
     return HostFunction(INTERFACE, guard_name(number), params, results, guard)
