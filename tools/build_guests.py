@@ -29,6 +29,7 @@ FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/*/*.c": ("-msimd128", "-Wl,-z,stack-size=65536"),
     "bench/guests/wasi/*.c": ("-Wl,-z,stack-size=65536",),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
+    "tests/corpus_loops/*.c": ("-w", "-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),
     "tests/golden/wasi/*.c": ("-Os",),
     "tests/golden/wasm/guests/traps.c": (

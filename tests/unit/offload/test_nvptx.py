@@ -1,5 +1,6 @@
 """PTX gives what the nest gives in order, on the emulator, with the guard and without it."""
 
+import re
 import struct
 
 import pytest
@@ -19,14 +20,18 @@ from fakes.hand_programs import (
     run_on_gpu,
     total_program,
 )
+from loops import CORPUS, corpus
 from strategies.nests import random_memory, random_nest
 from tensorwasm import ptx
 from tensorwasm.gpu.opening import open_device
+from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.offload.codegen.nvptx import GpuKernel, compile_for_gpu, grid_of
 from tensorwasm.offload.declined import Declined
 from tensorwasm.offload.nest import ALWAYS, Load, Loop, Operation, Statement, Store
 from tensorwasm.offload.program import Compute, Execute, For, Kernel
 from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.api.comparison import MeasuredCall, run_alone
 from tensorwasm.values import LaunchConfig
 
 SCALES = {3: 0x3FF8 << 48, 4: 0x3FF4 << 48}
@@ -140,3 +145,17 @@ def test_a_grid_covers_the_hull_of_its_loops():
 def test_an_unknown_instruction_declines():
     with pytest.raises(Declined):
         compile_for_gpu(copying(8, value=lambda load: Operation("f64", "f64.cosine", (load,))), ARCHITECTURE)
+
+
+def test_no_part_of_a_wide_register_is_stored(monkeypatch):
+    # ptxas 13.0 made st.global.b32 of the low half of a double that cvt.f64.f32 had set a conversion to an integer.
+    texts = []
+    compiled = device_target.compile_for_gpu
+    monkeypatch.setattr(device_target, "compile_for_gpu", lambda *given: texts.append(compiled(*given)) or texts[-1])
+    with Runtime("emulator") as runtime:
+        function = runtime.load((CORPUS / "numbers.wasm").read_bytes(), offload="gpu")
+        for name in ("structures", "pixels"):
+            run_alone(function, [], MeasuredCall(name, next(run.arguments for run in corpus() if run.name == name)))
+    stored = [line for code in texts for line in code.ptx.splitlines() if line.startswith("\tst.")]
+    assert any(line.endswith("%low;") for line in stored)
+    assert not [line for line in stored if re.search(r"\.b(?:8|16|32)\s.*, %rd|\.b(?:8|16)\s.*, %r\d", line)]

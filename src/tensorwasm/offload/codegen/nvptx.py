@@ -31,6 +31,14 @@ _SPACE: Final = " addrspace(1)"
 _AXES: Final = "xyz"
 _RESULTS: Final = "results"
 _ROUNDED: Final = re.compile(r"^\s*(?:@!?%p\d+\s+)?(?:add|sub|mul|div|sqrt)\.(?!rn\.)[\w.]*f(?:32|64)", re.MULTILINE)
+# ptxas 13.0 converts a register to an integer, instead of storing its low bits, if a floating-point instruction set it.
+_PLAIN_STORE: Final = re.compile(
+    r"^\t(st\.(?:volatile\.)?global\.b(8|16|32))(\s+\[[^\]]*\]), (%rd?\d+);$", re.MULTILINE
+)
+_NARROW_VECTOR: Final = re.compile(
+    r"^.*\bst\.\S*\.v\d\.b(?:(?:8|16|32)\s.*\{[^}]*%rd|(?:8|16)\s.*\{[^}]*%r\d).*$", re.MULTILINE
+)
+_LOW: Final = "%low"
 _REFUSED: Final = re.compile(r"\b(?:fma|mad\.(?:rn\.)?f\d+|call|depot)\b|\.(?:ftz|approx|local)\b|__local_depot")
 
 
@@ -209,9 +217,32 @@ def _assembled(text: str, architecture: tuple[int, int]) -> str:
     options = llvm.create_pipeline_tuning_options(3)
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
-    ptx: str = machine.emit_assembly(module)
+    ptx = _with_whole_stores(machine.emit_assembly(module))
     if len(ptx) > MAX_PTX_BYTES:
         raise Declined(DeclineReason.TOO_LARGE, f"its PTX has more than {MAX_PTX_BYTES} bytes")
     if found := _REFUSED.search(ptx) or _ROUNDED.search(ptx):
         raise Declined(DeclineReason.NO_MACHINE_CODE, f"the compiler wrote {found[0].strip()}")
     return ptx
+
+
+def _with_whole_stores(ptx: str) -> str:
+    """Have stores of a part of a register go through one that an instruction on integers sets.
+
+    Raises:
+        Declined: a vector of such parts is stored.
+    """
+
+    def through_integers(found: re.Match[str]) -> str:
+        store, bits, place, register = found.groups()
+        if register.startswith("%rd"):
+            low = f"\tcvt.u32.u64 \t{_LOW}, {register};\n"
+        elif bits != "32":
+            low = f"\tand.b32 \t{_LOW}, {register}, {(1 << int(bits)) - 1};\n"
+        else:
+            return found[0]
+        return f"{low}\t{store}{place}, {_LOW};"
+
+    if found := _NARROW_VECTOR.search(ptx):
+        raise Declined(DeclineReason.NO_MACHINE_CODE, f"the compiler wrote {found[0].strip()}")
+    whole = _PLAIN_STORE.sub(through_integers, ptx)
+    return ptx if whole == ptx else whole.replace("\n{\n", f"\n{{\n\t.reg .b32 \t{_LOW};\n")
