@@ -28,6 +28,7 @@ FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "examples/llm/*.c": ("-mexec-model=reactor", "-Wl,-z,stack-size=65536"),
     "examples/*/*.c": ("-msimd128", "-Wl,-z,stack-size=65536"),
     "bench/guests/wasi/*.c": ("-Wl,-z,stack-size=65536",),
+    "bench/guests/offload/*.c": ("-nostdlib", "-Wl,--no-entry,-z,stack-size=8192"),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/corpus_loops/*.c": ("-w", "-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),

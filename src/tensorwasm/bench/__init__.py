@@ -16,6 +16,7 @@ from tensorwasm.bench.device.shares import measure_shares
 from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
+from tensorwasm.bench.offload.benchmark import measure_offload
 from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.service.first_answer import measure_first_answer
 from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
@@ -36,6 +37,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "job": measure_job,
     "memory": measure_memory,
     "neighbours": measure_neighbours,
+    "offload": measure_offload,
     "pauses": measure_pauses,
     "quota": measure_quota,
     "sandbox": measure_sandbox,
@@ -46,7 +48,10 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "waiting": measure_waiting,
     "where": measure_where,
 }
-"""Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``."""
+"""Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``.
+
+``offload`` takes ``size``, ``programs`` and ``resume``, too.
+"""
 
 TIMED: Final = frozenset({"gpu-http", "http", "neighbours", "pauses", "sandbox"})
 

@@ -30,15 +30,16 @@ _ARITHMETIC: Final = b"\x6a\x6b\x6c\x71\x72\x73\x74"  # i32.add to i32.shl
 
 def read_example(name: str) -> bytes:
     """Return the bytes of ``examples/<name>``; InvalidArgs if the package does not run from a checkout."""
-    return _read(f"examples/{name}")
+    return read_checkout(f"examples/{name}")
 
 
 def read_guest(name: str) -> bytes:
     """Return a guest that only benchmarks run; raises as `read_example` does."""
-    return _read(f"bench/guests/{name}.wasm")
+    return read_checkout(f"bench/guests/{name}.wasm")
 
 
-def _read(name: str) -> bytes:
+def read_checkout(name: str) -> bytes:
+    """Return a file by its path from the root; raises as `read_example` does."""
     try:
         return (Path(__file__).resolve().parents[3] / name).read_bytes()
     except OSError:

@@ -6,6 +6,7 @@ The JavaScript runtimes, workerd and Node, serve the same module with a fresh in
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -87,6 +88,31 @@ def wasmtime_loop(wasm: bytes, export: str, value: int) -> Loop:
             raise MissingPeer("wasmtime-py returned a wrong result")
 
     return partial(loop_us, call)
+
+
+class WasmtimeGuest:
+    """An instance of a module without imports in wasmtime-py, with its default engine."""
+
+    def __init__(self, wasm: bytes) -> None:
+        import wasmtime  # noqa: PLC0415 - a peer
+
+        engine = wasmtime.Engine()
+        self._store = wasmtime.Store(engine)
+        self._exports = wasmtime.Instance(self._store, wasmtime.Module(engine, wasm), []).exports(self._store)
+
+    def call(self, export: str, args: Sequence[int]) -> None:
+        """Call a function."""
+        self._exports[export](self._store, *args)
+
+    def memory(self) -> memoryview:
+        """Return its memory, valid until the next call."""
+        memory = self._exports["memory"]
+        address = ctypes.addressof(memory.data_ptr(self._store).contents)
+        return memoryview((ctypes.c_ubyte * memory.data_len(self._store)).from_address(address)).cast("B")
+
+    def close(self) -> None:
+        """Delete it."""
+        self._store.close()
 
 
 def wasmtime_program(wasm: bytes) -> Callable[[], None]:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,28 @@ if TYPE_CHECKING:  # the benchmarks import all that they measure
 
 ChosenDevice = Annotated[
     str | None, typer.Option(help="auto, emulator, cuda or cuda:N. [env: TENSOR_WASM_DEVICE; default: auto]")
+]
+
+ServerProcesses = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="For http and gpu-http: processes of the server, TENSOR_WASM_WORKERS, instead of 1; gpu-http without "
+        "--sweep measures one with a single process first, and then one with as many, instead of 4.",
+    ),
+]
+ProgramSizes = Annotated[
+    str | None,
+    typer.Option(help="For offload: small, medium, large or extralarge, instead of medium; as in PolyBench."),
+]
+Programs = Annotated[str | None, typer.Option(metavar="NAME,...", help="For offload: the programs, instead of all.")]
+KeptFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="For offload: keep figures in this file after each program, and take from it those that are there for the "
+        "same program, machine, device and code.",
+    ),
 ]
 
 
@@ -142,8 +165,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="What to measure: deploy, dispatch, emulator, gpu-http, http, job, memory, neighbours, pauses, quota, "
-            "sandbox, shares, soak, start, tenants, waiting or where."
+            help="What to measure: deploy, dispatch, emulator, gpu-http, http, job, memory, neighbours, offload, "
+            "pauses, quota, sandbox, shares, soak, start, tenants, waiting or where."
         ),
     ],
     *,
@@ -161,21 +184,18 @@ def bench(
         bool,
         typer.Option("--sweep", help="For http and gpu-http: measure with 1 to 256 connections, beside all peers."),
     ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="For http and gpu-http: processes of the server, TENSOR_WASM_WORKERS, instead of 1; gpu-http without "
-            "--sweep measures one with a single process first, and then one with as many, instead of 4.",
-        ),
-    ] = None,
+    workers: ServerProcesses = None,
+    size: ProgramSizes = None,
+    programs: Programs = None,
+    resume: KeptFile = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
     ] = None,
 ) -> None:
     """Measure, print one row per figure, and exit with 1 if a bar is missed."""
-    report = _measure(name, device or current().device, seconds, workers, sweep=sweep)
+    offloading = {"size": size, "programs": programs, "resume": resume}
+    report = _measure(name, device or current().device, seconds, workers, offloading, sweep=sweep)
     sys.stdout.write(report.to_text())
     if json_file:
         json_file.write_text(report.to_json())
@@ -187,7 +207,15 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(name: str, device: str, seconds: float | None, workers: int | None, *, sweep: bool) -> Report:
+def _measure(
+    name: str,
+    device: str,
+    seconds: float | None,
+    workers: int | None,
+    offloading: Mapping[str, object],
+    *,
+    sweep: bool,
+) -> Report:
     """Return the report of a benchmark or of its sweep; InvalidArgs for an option that is not for it."""
     from tensorwasm.bench import BENCHMARKS, SWEEPS, TIMED  # noqa: PLC0415 - keeps --help quick
 
@@ -197,7 +225,10 @@ def _measure(name: str, device: str, seconds: float | None, workers: int | None,
         raise InvalidArgs(f"--seconds is for {', '.join(sorted(TIMED))}, not for {name}")
     if (sweep or workers is not None) and name not in SWEEPS:
         raise InvalidArgs(f"--sweep and --workers are for {', '.join(sorted(SWEEPS))}, not for {name}")
-    options: dict[str, float] = {} if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
+    given = {option: value for option, value in offloading.items() if value is not None}
+    if given and name != "offload":
+        raise InvalidArgs(f"--{next(iter(given))} is for offload, not for {name}")
+    options: dict[str, object] = given if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
     if workers is not None:
         options["workers"] = workers
     return (SWEEPS if sweep else BENCHMARKS)[name](device, **options)

@@ -1,0 +1,26 @@
+// The lower triangle of C = alpha A A' + beta C.
+#include "program.h"
+
+double A[2600][2000], C[2600][2600];
+
+void EXPORT(init)(int m, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < m; k++)
+            A[i][k] = sample(i * m + k, 1);
+        for (int j = 0; j < n; j++)
+            C[i][j] = sample(i * n + j, 2);
+    }
+}
+
+void EXPORT(run)(int m, int n)
+{
+    const double alpha = 1.5, beta = 1.2;
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j <= i; j++)
+            C[i][j] *= beta;
+        for (int k = 0; k < m; k++)
+            for (int j = 0; j <= i; j++)
+                C[i][j] += alpha * A[i][k] * A[j][k];
+    }
+}

@@ -1,0 +1,207 @@
+"""Measures one program: in wasmtime, as native code, and with its loops offloaded.
+
+Each call of ``run`` is timed, and follows a call of ``init`` that is not. All of memory is compared by its hash.
+Figures can be kept in a file, for a run that is cut short or is repeated after a change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tensorwasm.bench.figures import MissingPeer
+from tensorwasm.bench.offload.programs import BenchProgram
+from tensorwasm.bench.peers.host import WasmtimeGuest
+from tensorwasm.bench.peers.native import time_native
+from tensorwasm.errors import GuestError, InternalError, InvalidArgs
+from tensorwasm.runtime.invoke.full import open_sandbox
+from tensorwasm.runtime.invoke.invocation import make_call
+from tensorwasm.values import MIB, Limits
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from tensorwasm.guest.sandbox.instance import Instance
+    from tensorwasm.runtime import Function
+
+    _Figures = TypeVar("_Figures", bound=DataclassInstance)
+
+LIMITS: Final = Limits(memory_bytes=1024 * MIB, wall_s=3600.0)
+"""Of the programs; the largest has 700 MiB."""
+
+_SAMPLES: Final = 5
+_ENOUGH_S: Final = 2.0
+"""No further sample begins after so many seconds of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFigures:
+    """A program in wasmtime-py with its default engine, and as native code.
+
+    Attributes:
+        best_s: of the best call.
+        other_memory: hash of the memory after the call with the other sizes.
+        memory: hash of the memory after the others.
+        native_s: of native code; None without a compiler.
+    """
+
+    best_s: float
+    other_memory: str
+    memory: str
+    native_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadedFigures:
+    """A program with its loops offloaded.
+
+    Attributes:
+        cold_s: of the first call of a fresh function, in which plans and code are made.
+        new_s: of the first call with its sizes, after one with other sizes.
+        later_s: of the best call after it.
+        taken: how often a region of ``run`` was taken in all calls but the cold one.
+        regions: of ``run``: how often each was taken, and why it was not, with counts.
+        difference: which calls left another memory than wasmtime; empty if none did.
+    """
+
+    cold_s: float
+    new_s: float
+    later_s: float
+    taken: int
+    regions: tuple[str, ...]
+    difference: str
+
+
+class KeptFigures:
+    """Figures by program and by what they depend on, in a JSON file that is written after each."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read a file, which need not be there yet; without one, keep nothing beyond this process.
+
+        Raises:
+            InvalidArgs: the file is not one of these.
+        """
+        self._path = path
+        self._known: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            try:
+                self._known = dict(json.loads(path.read_text()))
+            except (OSError, ValueError, TypeError) as error:
+                raise InvalidArgs(f"{path} keeps no figures: {error}") from None
+
+    def find(self, kind: type[_Figures], program: str, depends_on: Sequence[str]) -> _Figures | None:
+        """Return figures of a program, None if there are none that depend on the same."""
+        found = self._known.get(_key(kind, program, depends_on))
+        if found is None:
+            return None
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+
+    def keep(self, figures: _Figures, program: str, depends_on: Sequence[str]) -> _Figures:
+        """Keep figures; return them."""
+        self._known[_key(type(figures), program, depends_on)] = asdict(figures)
+        if self._path is not None:
+            written = self._path.with_name(self._path.name + ".new")
+            written.write_text(json.dumps(self._known, indent=1) + "\n")
+            written.replace(self._path)
+        return figures
+
+
+def measure_plain(program: BenchProgram) -> PlainFigures:
+    """Measure a program in wasmtime and as native code."""
+    with closing(WasmtimeGuest(program.wasm)) as guest:
+        _time_pair(guest.call, program.other_sizes)
+        other_memory = _digest(guest.memory())
+        times = _sample(lambda: _time_pair(guest.call, program.sizes))
+        memory = _digest(guest.memory())
+    return PlainFigures(min(times), other_memory, memory, _native_s(program))
+
+
+def measure_offloaded(
+    load: Callable[[bytes], Function], program: BenchProgram, plain: PlainFigures
+) -> OffloadedFigures:
+    """Measure a program that ``load`` deploys with its loops offloaded; raise `InternalError` if it traps."""
+    differences = []
+
+    def check(name: str, sandbox: Instance, expected: str) -> None:
+        memory = sandbox.memory
+        if _digest(memory.view(0, memory.size_bytes)) != expected:
+            differences.append(f"memory differs after the {name} call")
+
+    function = load(program.wasm)
+    try:
+        with _opened(load(program.wasm), program) as sandbox:
+            cold_s = _time_pair(sandbox.call, program.sizes)
+            check("cold", sandbox, plain.memory)
+        with _opened(function, program) as sandbox:
+            _time_pair(sandbox.call, program.other_sizes)
+            check("first", sandbox, plain.other_memory)
+            new_s = _time_pair(sandbox.call, program.sizes)
+            check("second", sandbox, plain.memory)
+            later_s = min(_sample(lambda: _time_pair(sandbox.call, program.sizes)))
+            check("last", sandbox, plain.memory)
+    except GuestError as error:
+        raise InternalError(f"{program.name} ended: {error.message}") from error
+    taken, regions = _count(function)
+    return OffloadedFigures(cold_s, new_s, later_s, taken, regions, "; ".join(differences))
+
+
+def _native_s(program: BenchProgram) -> float | None:
+    try:
+        return min(time_native(program.source, program.header, program.sizes, _SAMPLES, _ENOUGH_S))
+    except MissingPeer:
+        return None
+
+
+def _time_pair(call: Callable[[str, Sequence[int]], object], sizes: Sequence[int]) -> float:
+    call("init", sizes)
+    began_s = time.perf_counter()
+    call("run", sizes)
+    return time.perf_counter() - began_s
+
+
+def _sample(measured: Callable[[], float]) -> list[float]:
+    times: list[float] = []
+    while len(times) < _SAMPLES and sum(times) < _ENOUGH_S:
+        times.append(measured())
+    return times
+
+
+@contextmanager
+def _opened(function: Function, program: BenchProgram) -> Iterator[Instance]:
+    with open_sandbox(make_call(function, "run", program.sizes)) as (sandbox, _):
+        yield sandbox
+
+
+def _digest(memory: memoryview) -> str:
+    return hashlib.sha256(memory).hexdigest()
+
+
+def _count(function: Function) -> tuple[int, tuple[str, ...]]:
+    """Return how often regions of ``run`` were taken, and what became of each."""
+    offloading = function.offloading
+    if offloading is None:
+        return 0, ()
+    exported = {item.name: item.index for item in offloading.cut.original.exports if item.kind == "func"}
+    regions, taken = [], 0
+    for number, (region, found) in enumerate(zip(offloading.regions, offloading.statistics, strict=True)):
+        if region.function != exported["run"]:
+            continue
+        taken += found.taken
+        reasons: Counter[str] = Counter()
+        for refusal, count in found.declined.items():
+            reasons[f"{refusal.reason.name.lower()}{f' ({refusal.detail})' if refusal.detail else ''}"] += count
+        words = [f"{name}: {count}" for name, count in reasons.most_common()]
+        regions.append(f"region {number}: {', '.join([f'taken: {found.taken}', *words])}")
+    return taken, tuple(regions)
+
+
+def _key(kind: type[DataclassInstance], program: str, depends_on: Sequence[str]) -> str:
+    parts = [kind.__name__, *(field.name for field in fields(kind)), *depends_on]
+    return f"{program} {hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
