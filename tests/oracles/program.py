@@ -204,7 +204,7 @@ def run_program(
     """
     _check_arrays(program.arrays, len(memory))
     device = _Device(program, values, memory, seed)
-    device.steps(program.steps, {})
+    device.steps(program.steps, dict(program.sizes))
     trace = device.trace
     effective = {number for number, (statement, _) in device.statements.items() if _has_effect(statement)}
     expected = sorted(instance for instance in in_order.executed if instance[0] in effective)

@@ -7,7 +7,7 @@ expressions are exact in 64 bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tensorwasm.offload.nest import Cell, Load, Nest, Store
@@ -125,6 +125,7 @@ class NestProgram:
     Attributes:
         array_of: number of the array of each load and store.
         wraps: multiple of 2**32 to add to the pointer of each load and store for its exact address.
+        sizes: values of variables that are known everywhere in the steps.
     """
 
     nest: Nest
@@ -133,3 +134,4 @@ class NestProgram:
     cells: tuple[CellStorage, ...]
     array_of: Mapping[Load | Store, int]
     wraps: Mapping[Load | Store, int]
+    sizes: Mapping[str, int] = field(default_factory=dict)

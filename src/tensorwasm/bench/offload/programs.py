@@ -60,6 +60,8 @@ _SIZES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
     "mandelbrot": ((64, 48, 100), (320, 240, 200), (1600, 1200, 500), (3840, 2160, 1000)),
     "n-body": ((4, 128), (10, 512), (10, 4000), (10, 12_000)),
 }
+_UNROLLED: Final = 8
+"""A multiple of how often a loop is unrolled."""
 PROGRAMS: Final = tuple(_SIZES)
 
 UNCOUNTED: Final = frozenset({"adi", "cholesky", "durbin", "gramschmidt", "ludcmp", "nussinov", "seidel-2d", "trisolv"})
@@ -82,8 +84,11 @@ class BenchProgram:
 
     @property
     def other_sizes(self) -> tuple[int, ...]:
-        """Sizes of a half, for the call that makes the code ready."""
-        return tuple(size // 2 for size in self.sizes)
+        """Sizes of about a half, for the call that makes the code ready.
+
+        They have the same remainders as the sizes, for which compilers that unroll loops make other loops.
+        """
+        return tuple(size - (size - size // 2) // _UNROLLED * _UNROLLED for size in self.sizes)
 
     @property
     def digest(self) -> str:

@@ -35,12 +35,11 @@ class HostCode:
     """Machine code of a program.
 
     Attributes:
-        object_file: its bytes; its function is `ENTRY`.
-        arguments: what the function is given, each in a slot; results are slots behind these.
+        object_file: its bytes; its function is `ENTRY`, which is given the program's arguments and then its sizes, each
+            in a slot; results are slots behind these.
     """
 
     object_file: bytes
-    arguments: ProgramArguments
 
 
 class LoadedProgram:
@@ -55,8 +54,22 @@ class LoadedProgram:
         self._engine.finalize_object()
         address = self._engine.get_function_address(ENTRY)
         prototype = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-        self.arguments = code.arguments
         self.call = prototype(address)
+
+
+class HostPlan:
+    """A program and its code.
+
+    Attributes:
+        arguments: of the program.
+        sizes: their values, in order.
+        code: for this program, or for one that differs in sizes.
+    """
+
+    def __init__(self, program: NestProgram, code: LoadedProgram) -> None:
+        self.arguments = arguments_of(program)
+        self.sizes = tuple(program.sizes.values())
+        self.code = code
 
 
 def _machine() -> Any:
@@ -87,7 +100,7 @@ def compile_for_host(program: NestProgram) -> HostCode:
     options.loop_vectorization = options.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
-    return HostCode(machine.emit_object(module), arguments)
+    return HostCode(machine.emit_object(module))
 
 
 class _ProgramWriter:
@@ -103,7 +116,8 @@ class _ProgramWriter:
 
     def text(self) -> str:
         asm = self._asm
-        self._steps(self._program.steps, {}, self._read_slots(), 0)
+        passed = self._read_slots()
+        self._steps(self._program.steps, self._read_sizes(), passed, 0)
         if self._arguments.results:
             with asm.when(asm.compute("icmp eq i64 %thread, 0", "i1")):
                 self._write_results()
@@ -121,6 +135,13 @@ class _ProgramWriter:
             at = self._slot(number)
             self._asm.write(f"{name} = load {kind}, ptr {at}, align 4")
         return [f"{kind} {name}" for kind, name in zip(kinds, names, strict=True)]
+
+    def _read_sizes(self) -> dict[str, SsaValue]:
+        first = len(self._arguments.parameters())
+        return {
+            name: self._asm.compute(f"load i64, ptr {self._slot(first + number)}, align 4", "i64")
+            for number, name in enumerate(self._program.sizes)
+        }
 
     def _slot(self, number: int) -> str:
         return self._asm.compute(f"getelementptr i8, ptr %slots, i64 {SLOT_BYTES * number}", "ptr").name
@@ -159,7 +180,7 @@ class _ProgramWriter:
     def _write_results(self) -> None:
         asm, plan = self._asm, KernelShape(self._program, Kernel(0, ()), gpu=False)
         body = ThreadWriter(asm, "", self._program, plan)
-        first = len(self._arguments.parameters())
+        first = len(self._arguments.parameters()) + len(self._program.sizes)
         for number, (local, kind) in enumerate(self._arguments.results):
             value = body.result(self._program.nest.results[local], LaneScope({}))
             asm.write(f"store {spelled(kind)} {value.name}, ptr {self._slot(first + number)}, align 8")

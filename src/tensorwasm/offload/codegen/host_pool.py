@@ -14,10 +14,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Self
 
 from tensorwasm.offload.codegen.arguments import storage_bytes
-from tensorwasm.offload.codegen.host import LoadedProgram
+from tensorwasm.offload.codegen.host import HostPlan
 from tensorwasm.offload.codegen.host_threads import NAN, STOP, WORDS_BYTES, YIELD
 from tensorwasm.values import Deadline
 
+_WORD: Final = (1 << 64) - 1
 _LOOK_S: Final = 0.005
 """Between two looks at whether to stop."""
 
@@ -75,7 +76,7 @@ class HostPool:
 
     def run(
         self,
-        function: LoadedProgram,
+        plan: HostPlan,
         memory_address: int,
         inputs: Mapping[int, int],
         deadline: Deadline,
@@ -84,34 +85,34 @@ class HostPool:
         """Run a program to its end, and wait for it.
 
         Args:
-            function: its code.
+            plan: the program, with its code.
             memory_address: of the linear memory for which the program was made.
             inputs: bits of its inputs, by local.
             deadline: when it has to stop.
             should_stop: whether it has to stop before that; asked every few milliseconds.
         """
         with self._lock:
-            self._save(function, memory_address)
+            self._save(plan, memory_address)
             words = (ctypes.c_uint64 * (WORDS_BYTES // 8))()
             words[YIELD // 8] = _yield_address()
-            storage = [ctypes.create_string_buffer(storage_bytes(cell)) for cell in function.arguments.cells]
-            slots = _slots(function, memory_address, storage, inputs)
-            completed = self._call(function, slots, words, deadline, should_stop)
+            storage = [ctypes.create_string_buffer(storage_bytes(cell)) for cell in plan.arguments.cells]
+            slots = _slots(plan, memory_address, storage, inputs)
+            completed = self._call(plan, slots, words, deadline, should_stop)
             if words[NAN // 8] or not completed:
-                self._put_back(function, memory_address)
+                self._put_back(plan, memory_address)
                 return HostRun(HostOutcome.NOT_A_NUMBER if words[NAN // 8] else HostOutcome.STOPPED)
-            first = len(slots) - len(function.arguments.results)
-            locals_ = [local for local, _ in function.arguments.results]
+            first = len(slots) - len(plan.arguments.results)
+            locals_ = [local for local, _ in plan.arguments.results]
             return HostRun(HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)})
 
     def _call(
-        self, function: LoadedProgram, slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
+        self, plan: HostPlan, slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
     ) -> bool:
         """Have all threads call the function; return whether it has done all of its work."""
         ended: SimpleQueue[bool] = SimpleQueue()
 
         def call(thread: int) -> None:
-            ended.put(bool(function.call(ctypes.addressof(slots), thread, self.threads, ctypes.addressof(words))))
+            ended.put(bool(plan.code.call(ctypes.addressof(slots), thread, self.threads, ctypes.addressof(words))))
 
         for thread in range(self.threads):
             self._queue.put(partial(call, thread))
@@ -135,22 +136,22 @@ class HostPool:
 
     # ------------------------------------------------------------------------------------------- memory
 
-    def _save(self, function: LoadedProgram, memory_address: int) -> None:
+    def _save(self, plan: HostPlan, memory_address: int) -> None:
         """Copy what the function may write."""
-        written = [array for array in function.arguments.arrays if array.written]
+        written = [array for array in plan.arguments.arrays if array.written]
         size_bytes = sum(array.size_bytes for array in written)
         if size_bytes > len(self._saved):
             self._saved.close()
             self._saved = mmap.mmap(-1, size_bytes)
-        self._copy(function, memory_address, back=False)
+        self._copy(plan, memory_address, back=False)
 
-    def _put_back(self, function: LoadedProgram, memory_address: int) -> None:
-        self._copy(function, memory_address, back=True)
+    def _put_back(self, plan: HostPlan, memory_address: int) -> None:
+        self._copy(plan, memory_address, back=True)
 
-    def _copy(self, function: LoadedProgram, memory_address: int, *, back: bool) -> None:
+    def _copy(self, plan: HostPlan, memory_address: int, *, back: bool) -> None:
         anchor = ctypes.c_char.from_buffer(self._saved)
         at = ctypes.addressof(anchor)
-        for array in function.arguments.arrays:
+        for array in plan.arguments.arrays:
             if array.written:
                 ends = memory_address + array.first, at
                 ctypes.memmove(*(ends if back else ends[::-1]), array.size_bytes)
@@ -158,12 +159,13 @@ class HostPool:
         del anchor
 
 
-def _slots(function: LoadedProgram, memory_address: int, storage: list[Any], inputs: Mapping[int, int]) -> Any:
+def _slots(plan: HostPlan, memory_address: int, storage: list[Any], inputs: Mapping[int, int]) -> Any:
     """Return the arguments, and room for the results."""
-    given = [memory_address + array.first for array in function.arguments.arrays]
+    given = [memory_address + array.first for array in plan.arguments.arrays]
     given += [ctypes.addressof(cells) for cells in storage]
-    given += [inputs[local] for local, _ in function.arguments.inputs]
-    return (ctypes.c_uint64 * (len(given) + len(function.arguments.results)))(*given)
+    given += [inputs[local] for local, _ in plan.arguments.inputs]
+    given += [size & _WORD for size in plan.sizes]
+    return (ctypes.c_uint64 * (len(given) + len(plan.arguments.results)))(*given)
 
 
 def _yield_address() -> int:

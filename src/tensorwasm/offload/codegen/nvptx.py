@@ -46,8 +46,9 @@ _REFUSED: Final = re.compile(r"\b(?:fma|mad\.(?:rn\.)?f\d+|call|depot)\b|\.(?:ft
 class GpuKernel:
     """One entry of a program's PTX.
 
-    Its parameters are those of `ProgramArguments` in their order, 8 bytes for a pointer; then the variables of the host
-    loops around it, 8 bytes each; then the address of a u32 that becomes 1 if a NaN was seen whose bits are unknown.
+    Its parameters are those of `ProgramArguments` in their order, 8 bytes for a pointer; then the program's sizes and
+    the variables of the host loops around it, 8 bytes each; then the address of a u32 that becomes 1 if a NaN was seen
+    whose bits are unknown.
 
     Attributes:
         variables: names of these variables, in order.
@@ -71,7 +72,6 @@ class GpuCode:
     """
 
     ptx: str
-    arguments: ProgramArguments
     kernels: Mapping[int, GpuKernel]
     results: str | None
 
@@ -95,7 +95,7 @@ def compile_for_gpu(program: NestProgram, architecture: tuple[int, int]) -> GpuC
     results = _RESULTS if arguments.results else None
     if results is not None:
         functions.append(_results(program, arguments))
-    return GpuCode(_assembled("\n".join(functions), architecture), arguments, kernels, results)
+    return GpuCode(_assembled("\n".join(functions), architecture), kernels, results)
 
 
 def grid_of(kernel: GpuKernel, variables: Mapping[str, int]) -> LaunchConfig | None:
@@ -128,7 +128,7 @@ def _dim3(sizes: list[int]) -> Dim3:
 
 
 def _kernels(program: NestProgram) -> list[tuple[Kernel, tuple[str, ...]]]:
-    """Return the kernels in order, each with the variables of the host loops around it."""
+    """Return the kernels in order, each with the program's sizes and the variables of the host loops around it."""
     found: list[tuple[Kernel, tuple[str, ...]]] = []
 
     def walk(steps: tuple[HostLoop | Kernel, ...], variables: tuple[str, ...]) -> None:
@@ -140,7 +140,7 @@ def _kernels(program: NestProgram) -> list[tuple[Kernel, tuple[str, ...]]]:
             else:
                 walk(step.body, (*variables, step.variable))
 
-    walk(program.steps, ())
+    walk(program.steps, tuple(program.sizes))
     return found
 
 

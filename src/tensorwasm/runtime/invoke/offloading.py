@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from tensorwasm.gpu.session import Session
     from tensorwasm.gpu.shared_device import SharedDevice
-    from tensorwasm.offload.codegen.host import LoadedProgram
+    from tensorwasm.offload.codegen.host import HostPlan, LoadedProgram
+    from tensorwasm.offload.codegen.nvptx import GpuCode
+    from tensorwasm.offload.codegen.sizes import SharedCodes
     from tensorwasm.offload.program import NestProgram
     from tensorwasm.values import Deadline, OffloadMode
 
@@ -50,7 +52,7 @@ class Offloading:
         self.statistics = [RegionStatistics() for _ in self.regions]
         self._codes: dict[int, RegionCode] = {}
         self._lock = threading.Lock()
-        self._host_plans: PlanCache[LoadedProgram] = PlanCache(self._plan_for_host)
+        self._host_plans: PlanCache[HostPlan] = PlanCache(partial(self._plan_for_host, host_target.host_codes()))
         self._device_plans: dict[tuple[int, int], PlanCache[device_target.DevicePlan]] = {}
 
     @contextmanager
@@ -77,7 +79,7 @@ class Offloading:
                     for total, mine in zip(self.statistics, serving.statistics, strict=True):
                         total.add(mine)
 
-    def _host_service(self) -> OffloadService[LoadedProgram]:
+    def _host_service(self) -> OffloadService[HostPlan]:
         return OffloadService(self.regions, self._host_plans, host_target.HostTarget())
 
     @contextmanager
@@ -88,7 +90,7 @@ class Offloading:
         with self._lock:
             plans = self._device_plans.get(architecture)
             if plans is None:
-                plans = PlanCache(partial(self._plan_for_device, architecture))
+                plans = PlanCache(partial(self._plan_for_device, device_target.device_codes(architecture)))
                 self._device_plans[architecture] = plans
         with ExitStack() as stack:
 
@@ -114,8 +116,8 @@ class Offloading:
             code = self._codes[number] = read_region(self.cut.original, self.regions[number])
         return code
 
-    def _plan_for_host(self, key: PlanKey) -> LoadedProgram:
-        return host_target.prepare_for_host(self.program(key))
+    def _plan_for_host(self, codes: SharedCodes[LoadedProgram], key: PlanKey) -> HostPlan:
+        return host_target.prepare_for_host(self.program(key), codes)
 
-    def _plan_for_device(self, architecture: tuple[int, int], key: PlanKey) -> device_target.DevicePlan:
-        return device_target.prepare_for_device(self.program(key), architecture)
+    def _plan_for_device(self, codes: SharedCodes[GpuCode], key: PlanKey) -> device_target.DevicePlan:
+        return device_target.prepare_for_device(self.program(key), codes)

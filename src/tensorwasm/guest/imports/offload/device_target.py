@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.offload.codegen.arguments import storage_bytes
+from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
 from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, compile_for_gpu, grid_of
+from tensorwasm.offload.codegen.sizes import SharedCodes, with_sizes
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.program import Array, HostLoop, Kernel, NestProgram
 from tensorwasm.values import Deadline, LaunchConfig
@@ -28,15 +29,22 @@ _ONE_THREAD: Final = LaunchConfig((1, 1, 1), (1, 1, 1))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:
-    """A program and its code for a device."""
+    """A program, and code of it or of one that differs in sizes."""
 
     program: NestProgram
+    arguments: ProgramArguments
     code: GpuCode
 
 
-def prepare_for_device(program: NestProgram, architecture: tuple[int, int]) -> DevicePlan:
-    """Compile a program for a compute capability; raise `Declined` if it cannot be."""
-    return DevicePlan(program, compile_for_gpu(program, architecture))
+def device_codes(architecture: tuple[int, int]) -> SharedCodes[GpuCode]:
+    """Return a maker of code for a compute capability."""
+    return SharedCodes(lambda program: compile_for_gpu(program, architecture))
+
+
+def prepare_for_device(program: NestProgram, codes: SharedCodes[GpuCode]) -> DevicePlan:
+    """Make a program ready for a device; raise `Declined` if it cannot be."""
+    sized = with_sizes(program)
+    return DevicePlan(sized, arguments_of(sized), codes.of(sized))
 
 
 class DeviceTarget:
@@ -104,7 +112,7 @@ def _lent(
     target: DeviceTarget, session: Session, plan: DevicePlan, inputs: Mapping[int, int], call: HostCall
 ) -> Iterator[_DeviceRun]:
     """Hold the buffers that a run needs."""
-    arguments = plan.code.arguments
+    arguments = plan.arguments
     sizes = [array.size_bytes for array in arguments.arrays]
     sizes += [storage_bytes(cell) for cell in arguments.cells]
     sizes.append(_FLAG_BYTES + _RESULT_BYTES * len(arguments.results))
@@ -136,17 +144,17 @@ class _DeviceRun:
             self.session.buffers.write(handle, self.call.memory.view(array.first, array.size_bytes), deadline)
             self.target.moved_bytes += array.size_bytes
         self.session.buffers.write(self.shown, bytes(_FLAG_BYTES), deadline)
-        self._steps(self.plan.program.steps, {})
+        self._steps(self.plan.program.steps, self.plan.program.sizes)
         if code.results is not None:
             self._launch(code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
-        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(code.arguments.results))
+        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(self.plan.arguments.results))
         self.session.buffers.read(self.shown, memoryview(shown), deadline)
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
         places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
         return {
             local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
-            for place, (local, kind) in zip(places, code.arguments.results, strict=True)
+            for place, (local, kind) in zip(places, self.plan.arguments.results, strict=True)
         }
 
     def give_back(self) -> None:
@@ -158,7 +166,7 @@ class _DeviceRun:
                 self.target.moved_bytes += array.size_bytes
 
     def _arrays(self) -> Iterator[tuple[Array, int]]:
-        return zip(self.plan.code.arguments.arrays, self.buffers, strict=False)
+        return zip(self.plan.arguments.arrays, self.buffers, strict=False)
 
     def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> None:
         for step in steps:
@@ -181,6 +189,8 @@ class _DeviceRun:
         code = self.plan.code
         kernel = self.target.load(self.session, code.ptx, entry, self.call)
         buffers = [BufferOffset(handle, 0) for handle in self.buffers]
-        inputs = [Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in code.arguments.inputs]
+        inputs = [
+            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in self.plan.arguments.inputs
+        ]
         arguments = [*buffers, *inputs, *given, BufferOffset(self.shown, 0)]
         self.session.kernels.submit(kernel, config, lambda: arguments, None, self.call.deadline)

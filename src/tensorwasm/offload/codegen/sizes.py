@@ -1,0 +1,179 @@
+"""One code for programs that differ in sizes: numbers in their bounds become arguments of the code."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, Generic, TypeVar
+
+from tensorwasm.offload.codegen.iterations import Access, in_order, statements_of
+from tensorwasm.offload.codegen.linear import MAX_DEPTH
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.nest import Carried, Constant, Effect, Index, Input, Load, SetCell, Store, Value
+from tensorwasm.offload.program import Array, Block, Execute, Expression, For, HostLoop, If, Kernel, NestProgram
+
+LEAST_SIZE: Final = 16
+"""Smaller numbers stay in the code: short loops are unrolled."""
+MOST_SIZES: Final = 64
+"""Of a program; further numbers stay in its code."""
+MOST_CODES: Final = 256
+"""Codes that are remembered; the one that was used longest ago is forgotten first."""
+
+_Code = TypeVar("_Code")
+
+
+class SharedCodes(Generic[_Code]):
+    """Code by all that it depends on. Thread-safe.
+
+    Args:
+        make: makes the code of a program; may raise `Declined`.
+    """
+
+    def __init__(self, make: Callable[[NestProgram], _Code]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._codes: OrderedDict[bytes, _Code] = OrderedDict()
+
+    def of(self, program: NestProgram) -> _Code:
+        """Return the code of a program, which `with_sizes` has made; raise what ``make`` raises."""
+        key = fingerprint(program)
+        with self._lock:
+            if (code := self._codes.get(key)) is not None:
+                self._codes.move_to_end(key)
+                return code
+        code = self._make(program)
+        with self._lock:
+            self._codes[key] = code
+            if len(self._codes) > MOST_CODES:
+                self._codes.popitem(last=False)
+        return code
+
+
+def with_sizes(program: NestProgram) -> NestProgram:
+    """Return a program that does the same, with variables for the larger numbers in its bounds and conditions.
+
+    Raises:
+        Declined: it is nested too deep.
+    """
+    sizes = _Sizes(program.sizes)
+    steps = tuple(sizes.step(step) for step in program.steps)
+    return replace(program, steps=steps, sizes=sizes.values)
+
+
+class _Sizes:
+    """Replaces numbers, each by a variable of its own."""
+
+    def __init__(self, known: Mapping[str, int]) -> None:
+        self.values = dict(known)
+
+    def step(self, step: HostLoop | Kernel, depth: int = 0) -> HostLoop | Kernel:
+        """Return launches without larger numbers."""
+        _check(depth)
+        if isinstance(step, Kernel):
+            return replace(step, body=self._block(step.body, depth + 1))
+        first, last = self._expression(step.first, depth + 1), self._expression(step.last, depth + 1)
+        return replace(step, first=first, last=last, body=tuple(self.step(each, depth + 1) for each in step.body))
+
+    def _block(self, block: Block, depth: int) -> Block:
+        _check(depth)
+        return tuple(self._part(part, depth + 1) for part in block)
+
+    def _part(self, part: For | If | Execute, depth: int) -> For | If | Execute:
+        match part:
+            case For():
+                first, last = self._expression(part.first, depth), self._expression(part.last, depth)
+                return replace(part, first=first, last=last, body=self._block(part.body, depth))
+            case If():
+                condition = self._expression(part.condition, depth)
+                then, otherwise = self._block(part.then, depth), self._block(part.otherwise, depth)
+                return replace(part, condition=condition, then=then, otherwise=otherwise)
+        return part
+
+    def _expression(self, expression: Expression, depth: int) -> Expression:
+        _check(depth)
+        if isinstance(expression, int):
+            if abs(expression) < LEAST_SIZE or len(self.values) == MOST_SIZES:
+                return expression
+            name = f"size{len(self.values)}"
+            self.values[name] = expression
+            return name
+        if isinstance(expression, str) or expression.operator in {"mul", "floor_div", "mod"}:
+            return expression  # factors are strides, and divisors are constants
+        return replace(expression, operands=tuple(self._expression(each, depth + 1) for each in expression.operands))
+
+
+def fingerprint(program: NestProgram) -> bytes:
+    """Return a hash of all that a program's code depends on, which the values of its sizes are not."""
+    arrays = [(each.number, each.granule_bytes, _alignment(each), each.read, each.written) for each in program.arrays]
+    cells = [
+        (each.cell.number, each.cell.type, each.cell.counters, None if each.private else each.strides)
+        for each in program.cells
+    ]
+    described = _Described(program)
+    described.parts += [program.steps, tuple(program.sizes), arrays, cells]
+    for statement, counters in statements_of(program.nest.body):
+        described.parts.append((statement.number, counters))
+        for effect in statement.effects:
+            described.effect(effect)
+    for local, value in sorted(program.nest.results.items()):
+        described.parts.append((local, value.type, described.value(value)))
+    return hashlib.sha256("\n".join(map(repr, described.parts)).encode()).digest()
+
+
+class _Described:
+    """What effects and values of a program are, in an order in which values have numbers before they are used."""
+
+    def __init__(self, program: NestProgram) -> None:
+        self.parts: list[object] = []
+        self._program = program
+        self._firsts = {array.number: array.first for array in program.arrays}
+        self._numbers: dict[Value, int] = {}
+
+    def effect(self, effect: Effect) -> None:
+        match effect:
+            case Load():
+                self.parts.append(("load", self.value(effect)))
+            case Store():
+                self.parts.append((self._place(effect), self.value(effect.value)))
+            case SetCell():
+                self.parts.append(("cell", effect.cell.number, self.value(effect.value)))
+
+    def value(self, root: Value) -> int:
+        """Return the number of a value."""
+        for value in in_order([root], self._numbers):
+            self.parts.append((value.type, self._told(value)))
+            self._numbers[value] = len(self._numbers)
+        return self._numbers[root]
+
+    def _told(self, value: Value) -> object:
+        match value:
+            case Constant():
+                return value.bits
+            case Input():
+                return "local", value.local
+            case Index():
+                return value.affine
+            case Carried():
+                return "cell", value.cell.number
+            case Load():
+                return self._place(value)
+        return value.opcode, [self._numbers[operand] for operand in value.operands]
+
+    def _place(self, access: Access) -> tuple[object, ...]:
+        number = self._program.array_of.get(access)
+        if number is None:  # of a statement that never runs
+            return (access.opcode,)
+        offset = access.pointer.constant + access.offset + self._program.wraps[access] - self._firsts[number]
+        return access.opcode, number, offset, access.pointer.terms
+
+
+def _alignment(array: Array) -> int:
+    return min(array.first & -array.first or array.granule_bytes, array.granule_bytes)
+
+
+def _check(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Declined(DeclineReason.TOO_LARGE, f"loops or expressions are nested more than {MAX_DEPTH} deep")

@@ -1,0 +1,101 @@
+"""One code for programs that differ in sizes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.hand_programs import copying, doubles, elementwise, expected, gemm, inputs_of, jacobi, run_on_host
+from oracles.nest import run_nest
+from oracles.program import run_program
+from strategies.nests import MEMORY_BYTES, random_memory, random_nest
+from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
+from tensorwasm.offload.codegen import sizes
+from tensorwasm.offload.codegen.sizes import LEAST_SIZE, MOST_CODES, SharedCodes, fingerprint, with_sizes
+from tensorwasm.offload.declined import Declined
+from tensorwasm.offload.program import Compute, Execute, For, Kernel
+from tensorwasm.offload.scheduling.plan import plan
+
+
+def same_code(one, other):
+    return fingerprint(with_sizes(one)) == fingerprint(with_sizes(other))
+
+
+def test_sizes_of_bounds_are_arguments():
+    assert with_sizes(copying(100)).sizes == {"size0": 99}
+    sized = with_sizes(copying(100))
+    assert with_sizes(sized) == sized
+    assert with_sizes(copying(LEAST_SIZE)).sizes == {}
+
+
+def test_programs_that_differ_in_bounds_have_one_code():
+    assert same_code(copying(100), copying(200))
+    assert not same_code(copying(100), copying(15))  # a short loop is in the code
+    assert same_code(jacobi(66, 40), jacobi(66, 80))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        gemm(41),  # other strides
+        copying(100, "i64"),
+        copying(100, value=lambda load: load),
+        elementwise("f64.add", 100),
+    ],
+)
+def test_programs_that_differ_in_anything_else_have_codes_of_their_own(other):
+    others = [gemm(40), copying(100, "f32"), elementwise("f64.mul", 100)]
+    assert not any(same_code(other, each) for each in others)
+
+
+def test_code_that_is_there_is_used_for_another_size():
+    made = []
+    codes = SharedCodes(lambda program: made.append(program) or len(made))
+    assert [codes.of(with_sizes(copying(count))) for count in (100, 200, 300)] == [1, 1, 1]
+    assert [codes.of(with_sizes(gemm(size))) for size in range(40, 40 + MOST_CODES)] == [*range(2, 2 + MOST_CODES)]
+    assert codes.of(with_sizes(copying(100))) == 2 + MOST_CODES  # the oldest was forgotten
+
+
+def test_a_size_that_is_an_argument_is_the_one_of_the_call():
+    codes, loaded = host_codes(), set()
+    for count in (100, 33, 500):
+        memory = doubles(2 * count)
+        made = copying(count)
+        wanted, _ = expected(made, memory)
+        plan_ = prepare_for_host(made, codes)
+        loaded.add(plan_.code)
+        run_on_host(made, memory, codes=codes)
+        assert memory == wanted
+    assert len(loaded) == 1
+
+
+def test_loops_that_are_nested_too_deep_decline():
+    body = (Execute(0, (0,)),)
+    for number in range(300):
+        body = (For(f"c{number}", 0, 100, 1, body),)
+    deep = copying(100)
+    with pytest.raises(Declined):
+        with_sizes(replace(deep, steps=(Kernel(0, body),)))
+    bound = 100
+    for _ in range(300):
+        bound = Compute("min", (bound, 100))
+    grid = (For("i", 0, bound, 1, (Execute(0, ("i",)),), parallel=True),)
+    with pytest.raises(Declined):
+        with_sizes(replace(deep, steps=(Kernel(0, grid),)))
+
+
+@given(st.integers(0, 1 << 32))
+def test_a_program_with_sizes_does_the_same(seed):
+    try:
+        made = plan(random_nest(seed), MEMORY_BYTES)
+    except Declined:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "LEAST_SIZE", 2)  # the random nests are small
+        made = with_sizes(made)
+    memory, inputs = random_memory(seed), inputs_of(made.nest, seed)
+    in_order = bytearray(memory)
+    results, trace = run_nest(made.nest, inputs, in_order, 100_000)
+    assert run_program(made, inputs, memory, trace, seed) == results
+    assert memory == in_order
