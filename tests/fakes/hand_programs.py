@@ -12,7 +12,7 @@ from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
 from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.offload.device_target import device_codes, prepare_for_device
 from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
-from tensorwasm.offload.codegen.arguments import storage_bytes
+from tensorwasm.offload.codegen.arguments import known_results, storage_bytes
 from tensorwasm.offload.codegen.host_pool import HostPool
 from tensorwasm.offload.codegen.iterations import in_order, statements_of
 from tensorwasm.offload.codegen.nvptx import grid_of
@@ -241,7 +241,9 @@ class GpuRun:
         self.loaded = {name: self.kernels.load(code.ptx.encode(), name, NEVER) for name in names}
 
     def run(self, memory, inputs):
-        self.common = [BufferOffset(handle, 0) for handle in (*self.arrays, *self.cells)]
+        arrays = zip(self.plan.arguments.arrays, self.arrays, strict=True)
+        self.common = [BufferOffset(handle, array.origin) for array, handle in arrays]
+        self.common += [BufferOffset(handle, 0) for handle in self.cells]
         for local, kind in self.plan.arguments.inputs:
             self.common.append(Scalar(inputs[local].to_bytes(8, "little")[: 4 if kind.endswith("32") else 8]))
         self.walk(self.plan.program.steps, self.plan.program.sizes)
@@ -252,7 +254,7 @@ class GpuRun:
         if self.read(self.flag, 4) != bytes(4):
             return None
         locals_ = [local for local, _ in self.plan.arguments.results]
-        return dict(
+        return known_results(self.plan.program) | dict(
             zip(locals_, struct.unpack(f"<{len(locals_)}Q", self.read(self.results, 8 * len(locals_))), strict=True)
         )
 

@@ -112,7 +112,8 @@ class _Device(Machine):
             if self.private_kernel.setdefault(cell, self.kernel) != self.kernel:
                 raise Violation(f"private cell {cell.number} in kernels {self.private_kernel[cell]} and {self.kernel}")
             return None
-        index = sum(counters[counter] * stride for counter, stride in zip(cell.counters, storage.strides, strict=True))
+        strides = [self.program.sizes.get(stride, stride) for stride in storage.strides]
+        index = sum(counters[counter] * stride for counter, stride in zip(cell.counters, strides, strict=True))
         if not 0 <= index < storage.count:
             raise Violation(f"element {index} of {storage.count} of cell {cell.number}")
         return cell, index

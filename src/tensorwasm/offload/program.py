@@ -95,6 +95,7 @@ class Array:
         first: offset of its first byte.
         size_bytes: of the range.
         granule_bytes: the largest power of two up to 16 that divides each access's offset in the array, and its size.
+        origin: where in the range the byte lies that code is given the address of.
     """
 
     number: int
@@ -103,17 +104,20 @@ class Array:
     granule_bytes: int
     read: bool
     written: bool
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CellStorage:
     """Where a cell lies: element ``sum(counter * stride)`` of a scratch array of ``count`` elements.
 
+    A stride is a number or the name of a size of the program.
+
     ``private``: each thread of the one kernel that uses it has one element, so it is a register.
     """
 
     cell: Cell
-    strides: tuple[int, ...]
+    strides: tuple[int | str, ...]
     count: int
     private: bool
 

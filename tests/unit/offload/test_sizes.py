@@ -7,15 +7,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.hand_programs import copying, doubles, elementwise, expected, gemm, inputs_of, jacobi, run_on_host
+from loops import compile_c
 from oracles.nest import run_nest
 from oracles.program import run_program
 from strategies.nests import MEMORY_BYTES, random_memory, random_nest
+from tensorwasm.guest.imports.offload import host_target
 from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
 from tensorwasm.offload.codegen import sizes
 from tensorwasm.offload.codegen.sizes import LEAST_SIZE, MOST_CODES, SharedCodes, fingerprint, with_sizes
 from tensorwasm.offload.declined import Declined
 from tensorwasm.offload.program import Compute, Execute, For, Kernel
 from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
+
+FROM_THE_END = """
+static double x[512], y[512][512];
+void __attribute__((export_name("init"))) init(int n) { for (int i = 0; i < n; i++) x[i] = i * 0.5; }
+int __attribute__((export_name("backwards"))) backwards(int n) {
+  int i;
+  for (i = n - 1; i >= 0; i--) x[i] = x[i] * 1.5;
+  return i + n;
+}
+void __attribute__((export_name("prefix"))) prefix(int n) {
+  for (int i = 0; i < n; i++) {
+    double sum = 0;
+    for (int j = n - 1; j >= 0; j--) { sum += x[j] * i; y[i][j] = sum; }
+  }
+}
+"""
 
 
 def same_code(one, other):
@@ -68,6 +88,26 @@ def test_a_size_that_is_an_argument_is_the_one_of_the_call():
         run_on_host(made, memory, codes=codes)
         assert memory == wanted
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("level", ["-O1", "-O3"])
+def test_loops_from_the_end_and_kept_sums_share_code_too(level):
+    wasm = compile_c(FROM_THE_END, level)
+    made = []
+    with Runtime("emulator") as runtime, pytest.MonkeyPatch.context() as patch:
+        compiled = host_target.compile_for_host
+        patch.setattr(host_target, "compile_for_host", lambda program: made.append(program) or compiled(program))
+        plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu")
+        counts = []
+        for n in (100, 204, 508):
+            for name in ("backwards", "prefix"):
+                assert (
+                    compare_runs(plain, offloaded, [MeasuredCall("init", [n])], MeasuredCall(name, [n])).difference
+                    == ""
+                )
+            counts.append(len(made))
+    assert counts[0] >= 3
+    assert counts[-1] == counts[0]
 
 
 def test_loops_that_are_nested_too_deep_decline():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tensorwasm.offload.codegen.assembly import spelled
 from tensorwasm.offload.codegen.iterations import in_order, statements_of
-from tensorwasm.offload.nest import Input, Load, ValueType
+from tensorwasm.offload.nest import Constant, Index, Input, Load, ValueType
 from tensorwasm.offload.opcodes import WIDTH_BITS
 from tensorwasm.offload.program import Array, CellStorage, NestProgram
 
@@ -19,7 +19,7 @@ class ProgramArguments:
         arrays: a pointer to the first byte of each.
         cells: a pointer to the storage of each that is not a register.
         inputs: numbers and types of locals.
-        results: numbers and types of locals.
+        results: numbers and types of locals whose values the code computes; see `known_results`.
     """
 
     arrays: tuple[Array, ...]
@@ -44,8 +44,24 @@ def arguments_of(program: NestProgram) -> ProgramArguments:
         program.arrays,
         tuple(storage for storage in program.cells if not storage.private),
         tuple(sorted(inputs.items())),
-        tuple((local, value.type) for local, value in sorted(program.nest.results.items())),
+        tuple(
+            (local, value.type)
+            for local, value in sorted(program.nest.results.items())
+            if not isinstance(value, Constant | Index)
+        ),
     )
+
+
+def known_results(program: NestProgram) -> dict[int, int]:
+    """Return the bits of results that are numbers, by local."""
+    found = {}
+    for local, value in program.nest.results.items():
+        match value:
+            case Constant():
+                found[local] = value.bits
+            case Index():  # results are without counters
+                found[local] = value.affine.constant & ((1 << WIDTH_BITS[value.type]) - 1)
+    return found
 
 
 def storage_bytes(storage: CellStorage) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from llvmlite import binding as llvm
 
-from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of
+from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, known_results
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled
 from tensorwasm.offload.codegen.host_kernel import HostKernelWriter
 from tensorwasm.offload.codegen.host_threads import MEET, NAN
@@ -63,12 +63,14 @@ class HostPlan:
     Attributes:
         arguments: of the program.
         sizes: their values, in order.
+        known: results that are numbers.
         code: for this program, or for one that differs in sizes.
     """
 
     def __init__(self, program: NestProgram, code: LoadedProgram) -> None:
         self.arguments = arguments_of(program)
         self.sizes = tuple(program.sizes.values())
+        self.known = known_results(program)
         self.code = code
 
 

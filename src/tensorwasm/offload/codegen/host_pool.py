@@ -103,7 +103,9 @@ class HostPool:
                 return HostRun(HostOutcome.NOT_A_NUMBER if words[NAN // 8] else HostOutcome.STOPPED)
             first = len(slots) - len(plan.arguments.results)
             locals_ = [local for local, _ in plan.arguments.results]
-            return HostRun(HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)})
+            return HostRun(
+                HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)} | plan.known
+            )
 
     def _call(
         self, plan: HostPlan, slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
@@ -161,7 +163,7 @@ class HostPool:
 
 def _slots(plan: HostPlan, memory_address: int, storage: list[Any], inputs: Mapping[int, int]) -> Any:
     """Return the arguments, and room for the results."""
-    given = [memory_address + array.first for array in plan.arguments.arrays]
+    given = [memory_address + array.first + array.origin for array in plan.arguments.arrays]
     given += [ctypes.addressof(cells) for cells in storage]
     given += [inputs[local] for local, _ in plan.arguments.inputs]
     given += [size & _WORD for size in plan.sizes]

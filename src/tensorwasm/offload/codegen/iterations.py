@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tensorwasm.offload.codegen.linear import Linear, affine_form, linear, weighted
+from tensorwasm.offload.codegen.linear import Linear, affine_form, linear, scaled, weighted
 from tensorwasm.offload.nest import (
     Affine,
     Cell,
@@ -46,7 +46,7 @@ class Iteration:
         effects: in order, those of the first copy alone if there are several.
         counters: the values of loop counters, by their numbers.
         copies: how many neighbours it stands for, each a lane.
-        addresses: offset of each access in its array.
+        addresses: distance of each access from its array's origin.
     """
 
     effects: tuple[Effect, ...]
@@ -58,9 +58,11 @@ class Iteration:
         """Return the form of an affine expression of the nest."""
         return affine_form(affine, self.counters)
 
-    def cell_index(self, cell: Cell, strides: Sequence[int]) -> Linear:
-        """Return which element of its storage a cell is."""
-        return weighted((self.counters[number], stride) for number, stride in zip(cell.counters, strides, strict=True))
+    def cell_offset(self, cell: Cell, strides: Sequence[int | str], size_bytes: int) -> Linear:
+        """Return where in its storage a cell of a size lies, in bytes."""
+        pairs = zip(cell.counters, strides, strict=True)
+        parts = [(scaled(self.counters[number], stride), size_bytes) for number, stride in pairs]
+        return weighted(parts)
 
 
 class Iterations:
@@ -85,8 +87,8 @@ class Iterations:
         return _Rerolling(iteration, lanes, self._program.array_of).rolled()
 
     def _address(self, access: Access, counters: Mapping[int, Linear]) -> Linear:
-        first = self._arrays[self._program.array_of[access]].first
-        offset = access.offset + self._program.wraps[access] - first
+        array = self._arrays[self._program.array_of[access]]
+        offset = access.offset + self._program.wraps[access] - array.first - array.origin
         return weighted([(affine_form(access.pointer, counters), 1), (Linear(offset), 1)])
 
 

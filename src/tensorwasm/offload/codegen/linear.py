@@ -81,6 +81,14 @@ def linear(expression: Expression, depth: int = 0) -> Linear:
     return first
 
 
+def scaled(form: Linear, factor: int | str) -> Linear:
+    """Return a form times a number or a variable."""
+    if isinstance(factor, int):
+        return weighted([(form, factor)])
+    terms = {(Compute("mul", (atom, factor)), coefficient) for atom, coefficient in form.terms}
+    return Linear(0, frozenset(terms | ({(factor, form.constant)} if form.constant else set())))
+
+
 def affine_form(affine: Affine, counters: Mapping[int, Linear], depth: int = 0) -> Linear:
     """Return the form of an affine expression for values of the counters in it."""
     if depth > MAX_DEPTH:

@@ -192,7 +192,8 @@ class ThreadWriter:
     def _place(self, number: int, address: Linear, size_bytes: int) -> Location:
         array = self._arrays[number]
         # Where the array begins at a multiple of less, in memory that is itself aligned, accesses are aligned to less.
-        first_bytes = array.first & -array.first or size_bytes
+        origin = array.first + array.origin
+        first_bytes = origin & -origin or size_bytes
         return Location(f"%a{number}", address, min(size_bytes, array.granule_bytes, first_bytes))
 
     def _step(self, form: Linear, scope: LaneScope, copies: int) -> int | None:
@@ -271,8 +272,7 @@ class ThreadWriter:
 
     def _cell(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> tuple[Location, int | None]:
         size_bytes = WIDTH_BITS[cell.type] // 8
-        strides = [stride * size_bytes for stride in self._storage[cell].strides]
-        form = iteration.cell_index(cell, strides)
+        form = iteration.cell_offset(cell, self._storage[cell].strides, size_bytes)
         return Location(f"%c{cell.number}", form, size_bytes), self._step(form, scope, iteration.copies)
 
     def _observe(self, value: SsaValue) -> None:

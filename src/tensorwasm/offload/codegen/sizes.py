@@ -1,4 +1,4 @@
-"""One code for programs that differ in sizes: numbers in their bounds become arguments of the code."""
+"""One code for programs that differ in sizes: the numbers that depend on these become arguments of the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from tensorwasm.offload.codegen.iterations import Access, in_order, statements_o
 from tensorwasm.offload.codegen.linear import MAX_DEPTH
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Carried, Constant, Effect, Index, Input, Load, SetCell, Store, Value
-from tensorwasm.offload.program import Array, Block, Execute, Expression, For, HostLoop, If, Kernel, NestProgram
+from tensorwasm.offload.program import (
+    Array,
+    Block,
+    CellStorage,
+    Execute,
+    Expression,
+    For,
+    HostLoop,
+    If,
+    Kernel,
+    NestProgram,
+)
 
 LEAST_SIZE: Final = 16
 """Smaller numbers stay in the code: short loops are unrolled."""
@@ -53,14 +64,28 @@ class SharedCodes(Generic[_Code]):
 
 
 def with_sizes(program: NestProgram) -> NestProgram:
-    """Return a program that does the same, with variables for the larger numbers in its bounds and conditions.
+    """Return a program that does the same, with variables for larger numbers in bounds, conditions and cells' strides.
+
+    Origins are those of first accesses, so that arrays that are run through from their end are alike too.
 
     Raises:
         Declined: it is nested too deep.
     """
     sizes = _Sizes(program.sizes)
     steps = tuple(sizes.step(step) for step in program.steps)
-    return replace(program, steps=steps, sizes=sizes.values)
+    cells = tuple(each if each.private else replace(each, strides=sizes.strides(each)) for each in program.cells)
+    arrays = tuple(replace(each, origin=_origin(program, each)) for each in program.arrays)
+    return replace(program, steps=steps, cells=cells, arrays=arrays, sizes=sizes.values)
+
+
+def _origin(program: NestProgram, array: Array) -> int:
+    """Return where the first access lies in its first iteration, 0 if that is not in the array."""
+    for statement, _ in statements_of(program.nest.body):
+        for effect in statement.effects:
+            if not isinstance(effect, SetCell) and program.array_of.get(effect) == array.number:
+                origin = effect.pointer.constant + effect.offset + program.wraps[effect] - array.first
+                return origin if 0 <= origin < array.size_bytes else 0
+    return 0
 
 
 class _Sizes:
@@ -92,14 +117,21 @@ class _Sizes:
                 return replace(part, condition=condition, then=then, otherwise=otherwise)
         return part
 
+    def strides(self, storage: CellStorage) -> tuple[int | str, ...]:
+        """Return strides without larger numbers."""
+        return tuple(self._number(stride) if isinstance(stride, int) else stride for stride in storage.strides)
+
+    def _number(self, number: int) -> int | str:
+        if abs(number) < LEAST_SIZE or len(self.values) == MOST_SIZES:
+            return number
+        name = f"size{len(self.values)}"
+        self.values[name] = number
+        return name
+
     def _expression(self, expression: Expression, depth: int) -> Expression:
         _check(depth)
         if isinstance(expression, int):
-            if abs(expression) < LEAST_SIZE or len(self.values) == MOST_SIZES:
-                return expression
-            name = f"size{len(self.values)}"
-            self.values[name] = expression
-            return name
+            return self._number(expression)
         if isinstance(expression, str) or expression.operator in {"mul", "floor_div", "mod"}:
             return expression  # factors are strides, and divisors are constants
         return replace(expression, operands=tuple(self._expression(each, depth + 1) for each in expression.operands))
@@ -119,7 +151,8 @@ def fingerprint(program: NestProgram) -> bytes:
         for effect in statement.effects:
             described.effect(effect)
     for local, value in sorted(program.nest.results.items()):
-        described.parts.append((local, value.type, described.value(value)))
+        if not isinstance(value, Constant | Index):
+            described.parts.append((local, value.type, described.value(value)))
     return hashlib.sha256("\n".join(map(repr, described.parts)).encode()).digest()
 
 
@@ -129,7 +162,7 @@ class _Described:
     def __init__(self, program: NestProgram) -> None:
         self.parts: list[object] = []
         self._program = program
-        self._firsts = {array.number: array.first for array in program.arrays}
+        self._origins = {array.number: array.first + array.origin for array in program.arrays}
         self._numbers: dict[Value, int] = {}
 
     def effect(self, effect: Effect) -> None:
@@ -166,12 +199,13 @@ class _Described:
         number = self._program.array_of.get(access)
         if number is None:  # of a statement that never runs
             return (access.opcode,)
-        offset = access.pointer.constant + access.offset + self._program.wraps[access] - self._firsts[number]
+        offset = access.pointer.constant + access.offset + self._program.wraps[access] - self._origins[number]
         return access.opcode, number, offset, access.pointer.terms
 
 
 def _alignment(array: Array) -> int:
-    return min(array.first & -array.first or array.granule_bytes, array.granule_bytes)
+    origin = array.first + array.origin
+    return min(origin & -origin or array.granule_bytes, array.granule_bytes)
 
 
 def _check(depth: int) -> None:

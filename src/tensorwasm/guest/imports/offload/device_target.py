@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, storage_bytes
+from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, known_results, storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
 from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, compile_for_gpu, grid_of
 from tensorwasm.offload.codegen.sizes import SharedCodes, with_sizes
@@ -152,7 +153,7 @@ class _DeviceRun:
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
         places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
-        return {
+        return known_results(self.plan.program) | {
             local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
             for place, (local, kind) in zip(places, self.plan.arguments.results, strict=True)
         }
@@ -188,7 +189,8 @@ class _DeviceRun:
     def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument]) -> None:
         code = self.plan.code
         kernel = self.target.load(self.session, code.ptx, entry, self.call)
-        buffers = [BufferOffset(handle, 0) for handle in self.buffers]
+        origins = [array.origin for array in self.plan.arguments.arrays]
+        buffers = [BufferOffset(handle, origin) for handle, origin in zip_longest(self.buffers, origins, fillvalue=0)]
         inputs = [
             Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in self.plan.arguments.inputs
         ]
