@@ -44,6 +44,12 @@ STORE_BYTES: Final[Mapping[str, int]] = {
 """Bytes that each store writes."""
 
 
+def load_of(store: str) -> str:
+    """Return the load that reads what a store writes, and extends it by zeros."""
+    load = store.replace("store", "load")
+    return load if load in LOAD_BYTES else f"{load}_u"
+
+
 @dataclass(frozen=True, slots=True)
 class Floor:
     """The largest integer that is at most ``value / divisor``; the divisor is at least 2."""

@@ -44,11 +44,23 @@ class TimedAccess:
     statement: StatementDraft
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fork:
+    """A condition that data decides; both ways are walked, and what differs between them is selected."""
+
+    condition: Value
+
+
+Guard = tuple[Fork, bool]
+"""A way of a fork: that for a condition that is not 0, or the other one."""
+
+
 @dataclass(slots=True, eq=False)
 class WalkState:
     """What the function's locals and stack hold on one path, and where the path's effects go.
 
     Attributes:
+        guards: forks that the path went through, each with its way. Effects run whatever the conditions are.
         statement: the one that is open; None if the next effect begins one.
         left: the path has left the loop, though not yet its code.
         tested: the path has passed the test that ends the loop.
@@ -60,6 +72,7 @@ class WalkState:
     stack: list[LocalValue]
     scope: Scope
     loops: tuple[LoopDraft, ...] = ()
+    guards: tuple[Guard, ...] = ()
     statement: StatementDraft | None = None
     left: bool = False
     tested: bool = False

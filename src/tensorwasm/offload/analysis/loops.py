@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorwasm.offload.affine import counter, counters, shift, subtract
 from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, LoopDraft, WalkState
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
+from tensorwasm.offload.analysis.merging import unite_ways
 from tensorwasm.offload.analysis.overlap import may_overlap, may_overlap_other_iteration
 from tensorwasm.offload.analysis.recurrences import LoopPlan, plan_loop
 from tensorwasm.offload.analysis.scope import Scope
@@ -157,7 +158,8 @@ class LoopRecord:
     def _hand_on(self) -> None:
         """Set the cells at the end of an iteration, and check the closed forms."""
         walk, plan = self.walk, self.plan
-        for latch in self.frame.arrivals:
+        for latch in unite_ways(walk, self.frame.arrivals, self.block.live):
+            self._require_same_guards(latch)
             if latch.left or not latch.tested:
                 raise Declined(DeclineReason.CONTROL_FLOW, "a loop goes on without its test")
             for local, form in plan.closed.items():
@@ -172,6 +174,10 @@ class LoopRecord:
                 self.latch_values.setdefault(local, []).append(after_value)
                 if not (isinstance(after_value, Carried) and after_value.cell is cell):
                     walk.record(latch, SetCell(cell, after_value))
+
+    def _require_same_guards(self, state: WalkState) -> None:
+        if state.guards != self.state.guards:
+            raise Declined(DeclineReason.DATA_DEPENDENT, "how a loop goes on")
 
     def _overwritten(self, local: int, first_store: int) -> bool:
         """Return whether a store may change what a reload repeats, between the first load and its use."""
@@ -195,6 +201,8 @@ class LoopRecord:
         if not leavers or any(not leaver.left for _, leaver in leavers):
             raise Declined(DeclineReason.CONTROL_FLOW, "a loop is left in more than one place")
         target = leavers[0][0]
+        for _, leaver in leavers:
+            self._require_same_guards(leaver)
         if any(place != target for place, _ in leavers):
             raise Declined(DeclineReason.CONTROL_FLOW, "a loop is left to several places")
         live = self.block.live_after if target is None else walk.frames[target].block.live
@@ -240,8 +248,8 @@ class LoopRecord:
         values = []
         for leaver in leavers:
             value = leaver.locals[local]
-            if value is None or isinstance(value, Comparison):
-                raise Declined(DeclineReason.NOT_AFFINE, "a local behind a loop")
+            if value is None:
+                raise Declined(DeclineReason.MALFORMED)
             values.append(walk.value(value))
         if not self.at_end:
             raise Declined(DeclineReason.CONTROL_FLOW, "a local behind a loop")

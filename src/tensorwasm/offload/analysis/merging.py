@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tensorwasm.offload.analysis.draft import LocalValue, WalkState
+from tensorwasm.offload.analysis.draft import Fork, LocalValue, WalkState
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import locals_of
-from tensorwasm.offload.nest import ValueType
+from tensorwasm.offload.nest import Value, ValueType
 
 
 class UnknownValues(Protocol):
@@ -19,13 +19,24 @@ class UnknownValues(Protocol):
         """Return a new one."""
 
 
-def merge(states: list[WalkState], live: int, height: int) -> list[WalkState]:
-    """Unite states that are all parts of one scope and agree in all that is live; the others stay apart."""
+class ValueMaker(Protocol):
+    """Makes values of others."""
+
+    def value(self, value: LocalValue) -> Value:
+        """Return what a local holds as a value of the nest."""
+
+    def selected(self, fork: Fork, way: bool, value: Value, other: Value) -> Value:
+        """Return one value on a way of a fork, and another one on the other."""
+
+
+def merge(maker: ValueMaker, states: list[WalkState], live: int, height: int) -> list[WalkState]:
+    """Unite states that are the ways of a fork, or all parts of one scope that agree in all that is live."""
     for state in states:
         _trim(state, live, height)
     waiting = True
     while waiting and len(states) > 1:
         waiting = False
+        states = unite_ways(maker, states, live)
         for split in dict.fromkeys(state.scope.split for state in states):
             parts = [state for state in states if state.scope.split is split]
             united = _join(parts, live) if split is not None and len(parts) == split.parts else None
@@ -34,6 +45,44 @@ def merge(states: list[WalkState], live: int, height: int) -> list[WalkState]:
                 waiting = True
                 break
     return states
+
+
+def unite_ways(maker: ValueMaker, states: list[WalkState], live: int) -> list[WalkState]:
+    """Unite states that differ only in the way that they took at a fork; what they do not agree in is selected."""
+    states = list(states)
+    while len(states) > 1:
+        pairs = ((one, other) for one in states for other in states if _are_ways(one, other))
+        pair = next(pairs, None)
+        if pair is None:
+            break
+        states = [_select(maker, *pair, live), *[state for state in states if state not in pair]]
+    return states
+
+
+def _are_ways(one: WalkState, other: WalkState) -> bool:
+    """Return whether the first state took one way of a fork and the second, which is like it, the other one."""
+    if not one.guards or not other.guards or one.guards[:-1] != other.guards[:-1]:
+        return False
+    (fork, way), (other_fork, other_way) = one.guards[-1], other.guards[-1]
+    flags = [(each.left, each.tested, each.done, each.scope) for each in (one, other)]
+    return fork is other_fork and way and not other_way and flags[0] == flags[1]
+
+
+def _select(maker: ValueMaker, one: WalkState, other: WalkState, live: int) -> WalkState:
+    fork = one.guards[-1][0]
+    united = one.copy()
+
+    def selected(first: LocalValue, second: LocalValue) -> LocalValue:
+        same = _same(first, second, [one.scope], other.scope)
+        return maker.selected(fork, True, maker.value(first), maker.value(second)) if same is None else same
+
+    for local in locals_of(live):
+        first, second = one.locals[local], other.locals[local]
+        united.locals[local] = None if first is None or second is None else selected(first, second)
+    united.stack = [selected(*pair) for pair in zip(one.stack, other.stack, strict=True)]
+    united.guards = one.guards[:-1]
+    united.statement = one.statement if one.statement is other.statement else None
+    return united
 
 
 def merge_roughly(unknown: UnknownValues, states: list[WalkState], live: int, height: int) -> list[WalkState]:
@@ -74,7 +123,8 @@ def _trim(state: WalkState, live: int, height: int) -> None:
 def _join(states: list[WalkState], live: int) -> WalkState | None:
     first = states[0]
     parent = first.scope.parent
-    if parent is None or any(each.left or (each.tested, each.done) != (first.tested, first.done) for each in states):
+    flags = {(each.left, each.tested, each.done, each.guards) for each in states}
+    if parent is None or first.left or len(flags) > 1:
         return None
     joined = first.copy()
     for place, other in enumerate(states[1:], 1):

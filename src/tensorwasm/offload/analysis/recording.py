@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tensorwasm.offload.affine import counter
-from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, LoopDraft, StatementDraft, TimedAccess, WalkState
+from tensorwasm.offload.analysis.draft import Fork, LabelFrame, LocalValue, LoopDraft, StatementDraft, TimedAccess, WalkState
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
 from tensorwasm.offload.analysis.scope import symbol
 from tensorwasm.offload.declined import Declined, DeclineReason
@@ -70,17 +70,21 @@ class Recorder:
             raise Declined(DeclineReason.CONTROL_FLOW, "effects on both sides of a loop's exit")
         return not self.rough
 
-    def record(self, state: WalkState, effect: Effect) -> None:
-        """Add an effect to the state's statement."""
+    def open(self, state: WalkState) -> StatementDraft:
+        """Return the state's statement, a new one if none is open."""
         if state.statement is None:
             state.statement = StatementDraft(state.scope, state.loops, self.time)
             self.body.append(state.statement)
-        state.statement.effects.append(effect)
+        return state.statement
+
+    def record(self, state: WalkState, effect: Effect) -> None:
+        """Add an effect to the state's statement."""
+        self.open(state).effects.append(effect)
         if isinstance(effect, Load | Store):
             self.time += 1
             if self.time > _MAX_EFFECTS:
                 raise Declined(DeclineReason.TOO_LARGE, "loads and stores")
-            access = TimedAccess(effect, self.time, state.statement)
+            access = TimedAccess(effect, self.time, self.open(state))
             if isinstance(effect, Load):
                 self.loads[effect] = access
             else:
@@ -99,8 +103,15 @@ class Recorder:
             key = ("index", value.type, value.affine)
             return self._nodes.setdefault(key, Index(value.type, value.affine))
         if isinstance(value, Comparison):
-            raise Declined(DeclineReason.NOT_AFFINE, "a comparison as a number")
+            kind: ValueType = "i64" if value.bits == 64 else "i32"
+            sides = (self.value(Integer(kind, value.left)), self.value(Integer(kind, value.right)))
+            return self.operation("i32", f"{kind}.{value.relation}", sides)
         return value
+
+    def selected(self, fork: Fork, way: bool, value: Value, other: Value) -> Value:
+        """Return one value on a way of a fork, and another one on the other."""
+        values = (value, other) if way else (other, value)
+        return self.operation(value.type, "select", (*values, fork.condition))
 
     def constant(self, kind: ValueType, bits: int) -> Value:
         """Return a constant's only node."""

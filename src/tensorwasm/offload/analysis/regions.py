@@ -207,8 +207,9 @@ class _RegionScan:
     def _other(self, instruction: Instruction) -> None:
         name = instruction[0]
         piece = self.stack[-1]
-        if name in {"br", "br_if"}:
-            piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - instruction[1], 0))
+        if name in {"br", "br_if", "br_table"}:
+            depth = max(instruction[1]) if name == "br_table" else instruction[1]
+            piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - depth, 0))
         elif name in _MEMORY:
             if instruction[1][2]:
                 piece.obstacle = (DeclineReason.INSTRUCTION, "another memory")

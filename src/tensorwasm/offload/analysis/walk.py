@@ -7,8 +7,9 @@ from typing import Final
 
 from tensorwasm.offload.affine import counter, shift, subtract
 from tensorwasm.offload.analysis.bulk import record_copy, record_fill
-from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, WalkState
+from tensorwasm.offload.analysis.draft import Fork, LabelFrame, LocalValue, WalkState
 from tensorwasm.offload.analysis.integers import (
+    BITS,
     Comparison,
     Integer,
     Outcome,
@@ -24,7 +25,7 @@ from tensorwasm.offload.analysis.scope import Scope, Split
 from tensorwasm.offload.analysis.tree import CodeBlock
 from tensorwasm.offload.analysis.trips import ExitTest
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, Affine, Constraint, Load, Store
+from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, Affine, Constraint, Load, Store, load_of
 from tensorwasm.offload.opcodes import DIVISIONS, ROWS
 from tensorwasm.wasm.instructions import Instruction
 
@@ -84,7 +85,7 @@ class CodeWalk(Recorder):
         """Unite states that meet, as far as their values allow it."""
         if self.rough:
             return merge_roughly(self, states, live, height)
-        return merge(states, live, height)
+        return merge(self, states, live, height)
 
     def innermost_loop(self, below: int | None = None) -> int:
         """Return the place of the innermost loop's frame, -1 if there is none."""
@@ -111,11 +112,13 @@ class CodeWalk(Recorder):
             outcomes = condition.outcomes(state.scope)
             if outcomes is not None:
                 return self.split(state, outcomes)
-            if not self.rough:
-                raise Declined(DeclineReason.NOT_AFFINE, "a condition may wrap around")
-        elif not self.rough:
-            raise Declined(DeclineReason.DATA_DEPENDENT, "a condition")
-        return [(True, state.copy()), (False, state)]
+        if not self.rough:
+            self.open(state)  # for both ways
+        taken = state.copy()
+        if not self.rough:
+            fork = Fork(self.value(condition))
+            taken.guards, state.guards = (*state.guards, (fork, True)), (*state.guards, (fork, False))
+        return [(True, taken), (False, state)]
 
     @staticmethod
     def split(state: WalkState, outcomes: list[Outcome]) -> list[tuple[bool, WalkState]]:
@@ -164,6 +167,27 @@ class CodeWalk(Recorder):
         for is_taken, side in self.branches(state, condition):
             result += self.branch(side, depth) if is_taken else [side]
         return result
+
+    def branch_table(self, instruction: Instruction, state: WalkState) -> list[WalkState]:
+        """Send a state to the label whose number is on its stack, or to the last one."""
+        if isinstance(state.stack[-1], Comparison):
+            return self._decide(instruction, state, 1)
+        labels = instruction[1]
+        index, states = state.stack.pop(), [state]
+        for case, depth in enumerate(labels[:-1]):
+            others = []
+            for each in states:
+                for is_taken, side in self.branches(each, self._is_case(index, case)):
+                    others += self.branch(side, depth) if is_taken else [side]
+            states = others
+        for each in states:
+            self.branch(each, labels[-1])
+        return []
+
+    def _is_case(self, index: LocalValue, case: int) -> LocalValue:
+        if isinstance(index, Integer):
+            return Comparison("eq", index.affine, Affine(case), BITS[index.type])
+        return self.operation("i32", "i32.eq", (self.value(index), self.constant("i32", case)))
 
     def _exit_test(
         self, state: WalkState, condition: LocalValue, frame: LabelFrame, place: int, *, stays: bool
@@ -283,8 +307,18 @@ class CodeWalk(Recorder):
             return self._decide(instruction, state, 2)
         del state.stack[-2:]
         if self.note_effect(state):
-            self.record(state, Store(instruction[0], self._pointer(pointer), instruction[1][1], self.value(value)))
+            self._record_store(state, Store(instruction[0], self._pointer(pointer), instruction[1][1], self.value(value)))
         return [state]
+
+    def _record_store(self, state: WalkState, store: Store) -> None:
+        """Add a store; where the state's guards do not hold, it writes what is there."""
+        value = store.value
+        if state.guards:
+            old = Load(load_of(store.opcode), store.pointer, store.offset)
+            self.record(state, old)
+            for fork, way in reversed(state.guards):
+                value = self.selected(fork, way, value, old)
+        self.record(state, Store(store.opcode, store.pointer, store.offset, value))
 
     def _pointer(self, value: LocalValue) -> Affine:
         if isinstance(value, Integer):
@@ -300,6 +334,8 @@ class CodeWalk(Recorder):
         destination, source, size = state.stack[-3:]
         del state.stack[-3:]
         if self.note_effect(state):
+            if state.guards:
+                raise Declined(DeclineReason.DATA_DEPENDENT, "whether memory is filled or copied")
             record = record_fill if instruction[0] == "memory.fill" else record_copy
             record(self, state, instruction[-1], destination, source, size)
         return [state]
@@ -355,5 +391,6 @@ _STEPS: Final[Mapping[str, _Step]] = {
     "nop": lambda _walk, _instruction, state: [state],
     "br": lambda walk, instruction, state: walk.branch(state, instruction[1]),
     "br_if": lambda walk, instruction, state: walk.branch_if(state, instruction[1], instruction[2]),
+    "br_table": CodeWalk.branch_table,
 }
 """What each instruction does to a state; those that are not here are declined."""
