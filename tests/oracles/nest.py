@@ -27,10 +27,14 @@ from tensorwasm.offload.nest import (
     Statement,
     Store,
     Value,
+    While,
 )
 
 Instance = tuple[int, tuple[int, ...]]
 """Number of a statement, and counters of the loops around it, outermost first."""
+
+MAX_TURNS = 1_000_000
+"""Of a loop of data."""
 
 _CONVERTED = re.compile(r"_([if](?:32|64))(?:_[su])?$")
 _COMPARED = re.compile(r"\.(?:eqz|(?:eq|ne|lt|gt|le|ge)(?:_[su])?)$")
@@ -112,6 +116,9 @@ class Machine:
             if isinstance(effect, SetCell):
                 changes.append(effect)
                 continue
+            if isinstance(effect, While):
+                self.turn(effect, counters, values, instance)
+                continue
             address = self.address(effect, counters)
             end = address + effect.size_bytes
             if isinstance(effect, Load):
@@ -124,6 +131,27 @@ class Machine:
         made = [(effect.cell, self.value(effect.value, counters, values, instance)) for effect in changes]
         for cell, bits in made:
             self.set_cell(cell, counters, bits, instance)
+
+    def turn(self, loop: While, counters: Mapping[int, int], values: dict[Value, int], by: Instance) -> None:
+        current = [self.value(value, counters, values, by) for value in loop.initial]
+        going = loop.entered is None or self.value(loop.entered, counters, values, by) != 0
+        number = 0
+        while going:
+            if loop.turns is not None and number >= evaluate(loop.turns, counters):
+                raise AssertionError("more turns than there may be")
+            if number >= MAX_TURNS:
+                raise StepsExhausted
+            inside = {**values, **dict(zip(loop.scalars, current, strict=True))}
+            here = {**counters, loop.counter: number}
+            for effect in loop.effects:
+                if isinstance(effect, Load):
+                    inside[effect] = load(self.memory, effect.opcode, self.address(effect, here))
+                else:
+                    self.turn(effect, here, inside, by)
+            going = self.value(loop.again, here, inside, by) != 0
+            current = [self.value(value, here, inside, by) for value in loop.after]
+            number += 1
+        values |= dict(zip(loop.scalars, current, strict=True))
 
     def value(
         self, root: Value, counters: Mapping[int, int], values: dict[Value, int], by: Instance | None = None
@@ -252,9 +280,11 @@ def _statement_faults(statement: Statement, around: tuple[int, ...]) -> Iterator
     yield from [f"cell {cell.number} set twice" for cell in set(changed) if changed.count(cell) > 1]
     yield from [f"cell {cell.number} in other loops" for cell in changed if not set(cell.counters) <= set(around)]
     for effect in statement.effects:
-        if not isinstance(effect, SetCell):
+        if isinstance(effect, While):
+            yield from _turning_faults(effect, loads, around)
+        elif not isinstance(effect, SetCell):
             yield from _affine_faults(effect.pointer, around)
-        if isinstance(effect, Load):
+        if isinstance(effect, Load | While):
             loads.add(effect)
         elif isinstance(effect, Store):
             yield from _value_faults(effect.value, loads, around)
@@ -265,6 +295,23 @@ def _statement_faults(statement: Statement, around: tuple[int, ...]) -> Iterator
             yield from _value_faults(effect.value, loads, around)
             if effect.value.type != effect.cell.type:
                 yield f"cell {effect.cell.number} of {effect.cell.type} set to {effect.value.type}"
+
+
+def _turning_faults(loop: While, loads: set[Effect], around: tuple[int, ...]) -> Iterator[str]:
+    for value in (*loop.initial, *([] if loop.entered is None else [loop.entered])):
+        yield from _value_faults(value, loads, around)
+    inside, here = set(loads), (*around, loop.counter)
+    for effect in loop.effects:
+        if isinstance(effect, Load):
+            yield from _affine_faults(effect.pointer, here)
+        else:
+            yield from _turning_faults(effect, inside, here)
+        inside.add(effect)
+    for value in (*loop.after, loop.again):
+        yield from _value_faults(value, inside, here)
+    types = [[value.type for value in values] for values in (loop.scalars, loop.initial, loop.after)]
+    if types != [types[0]] * 3 or loop.again.type != "i32":
+        yield f"scalars of {types}"
 
 
 def _affine_faults(affine: Affine, around: tuple[int, ...]) -> Iterator[str]:

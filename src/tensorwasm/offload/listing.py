@@ -17,11 +17,13 @@ from tensorwasm.offload.nest import (
     Index,
     Input,
     Load,
+    Scalar,
     SetCell,
     Statement,
     Store,
     Term,
     Value,
+    While,
 )
 from tensorwasm.offload.program import (
     Array,
@@ -138,6 +140,8 @@ def _effects(statement: Statement, arrays: Mapping[Load | Store, int], firsts: M
                 yield f"{texts.place(effect)} = {texts.text(value)}"
             case SetCell(cell=cell, value=value):
                 yield f"{_cell(cell)} = {texts.text(value)}"
+            case While():
+                yield from texts.turns(effect)
 
 
 class _Values:
@@ -146,12 +150,24 @@ class _Values:
     def __init__(self, arrays: Mapping[Load | Store, int], firsts: Mapping[int, int]) -> None:
         self._arrays = arrays
         self._firsts = firsts
+        self._scalars: dict[Scalar, str] = {}
 
     def place(self, access: Load | Store) -> str:
         """Return what an access touches."""
         number = self._arrays[access]
         pointer = replace(access.pointer, constant=access.pointer.constant + access.offset - self._firsts[number])
         return f"{_type_of(access)} A{number}[{_affine(pointer)}]"
+
+    def turns(self, loop: While) -> Iterator[str]:
+        """Yield the lines of a loop of data."""
+        names = [self._scalars.setdefault(scalar, f"y{len(self._scalars)}") for scalar in loop.scalars]
+        yield from (f"{name} = {self.text(value)}" for name, value in zip(names, loop.initial, strict=True))
+        yield f"if {self.text(loop.entered)}, repeat:" if loop.entered is not None else "repeat:"
+        for effect in loop.effects:
+            if isinstance(effect, While):
+                yield from (f"  {line}" for line in self.turns(effect))
+        yield f"  again = {self.text(loop.again)}"
+        yield from (f"  next {name} = {self.text(value)}" for name, value in zip(names, loop.after, strict=True))
 
     def text(self, value: Value, depth: int = 0) -> str:
         """Return a value's text, without what lies too deep."""
@@ -166,6 +182,8 @@ class _Values:
                 return _cell(cell)
             case Load():
                 return self.place(value)
+            case Scalar():
+                return self._scalars[value]
         name = value.opcode.partition(".")[2] or value.opcode
         inner = [self.text(each, depth + 1) for each in value.operands] if depth < _DEEPEST else ["..."]
         return _applied(name, inner)

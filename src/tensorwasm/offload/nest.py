@@ -6,7 +6,7 @@ conditions are exact; pointers are exact modulo 2**32. All other values are tree
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -151,7 +151,14 @@ class Load:
         return LOAD_BYTES[self.opcode]
 
 
-Value = Constant | Input | Index | Carried | Operation | Load
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar:
+    """What a `While` changes: its content when a turn begins, and behind the loop that in the end."""
+
+    type: ValueType
+
+
+Value = Constant | Input | Index | Carried | Operation | Load | Scalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +184,31 @@ class SetCell:
     value: Value
 
 
-Effect = Load | Store | SetCell
+@dataclass(frozen=True, slots=True, eq=False)
+class While:
+    """A loop without stores of which data decides when it ends, within one iteration of a statement.
+
+    Scalars begin as what is initial. If the loop is entered, its effects run in turns; at the end of a turn all scalars
+    change at once, and another turn follows if ``again``, from before the change, is not 0.
+
+    Attributes:
+        counter: number of the turn, from 0; only what is in the loop depends on it.
+        turns: at least 1, and no less than there are; None if that is not known.
+        entered: whether there is a turn; None if there always is.
+        after: of each scalar, from before the change.
+    """
+
+    counter: int
+    turns: Affine | None
+    entered: Value | None
+    scalars: tuple[Scalar, ...]
+    initial: tuple[Value, ...]
+    effects: tuple[Load | While, ...]
+    after: tuple[Value, ...]
+    again: Value
+
+
+Effect = Load | Store | SetCell | While
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,6 +255,35 @@ class Nest:
 
     body: tuple[Loop | Statement, ...]
     results: Mapping[int, Value] = field(default_factory=dict)
+
+
+def values_of(effects: Iterable[Effect]) -> Iterator[Value]:
+    """Yield what effects compute from values, those in loops of data among them, but not what loads read."""
+    for effect in effects:
+        if isinstance(effect, While):
+            yield from (effect.entered,) if effect.entered is not None else ()
+            yield from effect.initial
+            yield from values_of(effect.effects)
+            yield from (*effect.after, effect.again)
+        elif not isinstance(effect, Load):
+            yield effect.value
+
+
+def whiles_of(effects: Iterable[Effect]) -> Iterator[While]:
+    """Yield loops of data, the outer ones first."""
+    for effect in effects:
+        if isinstance(effect, While):
+            yield effect
+            yield from whiles_of(effect.effects)
+
+
+def accesses_of(effects: Iterable[Effect]) -> Iterator[Load | Store]:
+    """Yield loads and stores in order."""
+    for effect in effects:
+        if isinstance(effect, While):
+            yield from accesses_of(effect.effects)
+        elif not isinstance(effect, SetCell):
+            yield effect
 
 
 def _type_of(opcode: str) -> ValueType:

@@ -9,7 +9,8 @@ from tensorwasm.offload.analysis.integers import Comparison, Integer
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock
 from tensorwasm.offload.analysis.trips import ExitTest
-from tensorwasm.offload.nest import Affine, Effect, Load, Store, Value
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.nest import Affine, Effect, Load, Store, Value, While
 
 LocalValue = Value | Integer | Comparison
 
@@ -85,6 +86,19 @@ class WalkState:
 
 
 @dataclass(slots=True, eq=False)
+class TurningLoop:
+    """A loop of data that is being walked.
+
+    Attributes:
+        reason: why it may not have other effects.
+        effects: of a turn.
+    """
+
+    reason: DeclineReason
+    effects: list[Load | While] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class LabelFrame:
     """A block whose content is walked.
 
@@ -97,6 +111,7 @@ class LabelFrame:
         leaving: the test that ends the loop, once it is known.
         trip: iterations, once they are known.
         has_effects: whether an iteration had an effect so far.
+        bound: of a loop of data, the place of a test that limits its turns.
     """
 
     block: CodeBlock
@@ -109,6 +124,7 @@ class LabelFrame:
     leaving: ExitTest | None = None
     trip: Affine | None = None
     has_effects: bool = False
+    bound: int | None = None
 
 
 def statements(body: list[LoopDraft | StatementDraft]) -> Iterator[StatementDraft]:

@@ -21,10 +21,13 @@ from tensorwasm.offload.nest import (
     Loop,
     Nest,
     Operation,
+    Scalar,
     SetCell,
     Statement,
     Store,
     Value,
+    While,
+    values_of,
 )
 
 _MAX_NODES: Final = 20_000
@@ -55,15 +58,11 @@ def leaves(values: Iterable[Value]) -> Iterator[Value]:
                 waiting += [(operand, False) for operand in reversed(value.operands)]
 
 
-def _value_of(effect: Effect) -> list[Value]:
-    return [] if isinstance(effect, Load) else [effect.value]
-
-
 class _Finish:
     def __init__(self, walk: CodeWalk, results: Mapping[int, Value]) -> None:
         self.walk = walk
         self.results = results
-        self.spilled: dict[Load, Cell] = {}
+        self.spilled: dict[Load | Scalar, Cell] = {}
         self.repeated: dict[StatementDraft, list[Load]] = {}
         self.new_cells: dict[Cell, Cell] = {}
         self.loops = 0
@@ -74,16 +73,17 @@ class _Finish:
         drafts = list(statements(self.walk.body))
         self._drop_dead_cells(drafts)
         for draft in drafts:
-            values = [value for effect in draft.effects for value in _value_of(effect)]
-            for value in leaves(values):
+            for value in leaves(values_of(draft.effects)):
                 self.count_node()
-                if isinstance(value, Load) and self.walk.loads[value].statement is not draft:
+                if isinstance(value, Scalar) and self.walk.scalars[value] is not draft:
+                    self._spill(value)
+                elif isinstance(value, Load) and self.walk.loads[value].statement is not draft:
                     if self._may_repeat(value, draft):
                         self.repeated.setdefault(draft, []).append(value)
                     else:
                         self._spill(value)
         for value in leaves(self.results.values()):
-            if isinstance(value, Load):
+            if isinstance(value, Load | Scalar):
                 self._spill(value)
         self._drop_virtual_loads(drafts)
         body = self._body(self.walk.body, {})
@@ -105,7 +105,7 @@ class _Finish:
                 if isinstance(effect, SetCell):
                     sets.setdefault(effect.cell, []).append(effect.value)
                 else:
-                    waiting += _value_of(effect)
+                    waiting += values_of([effect])
         live: set[Cell] = set()
         while waiting:
             found = {value.cell for value in leaves(waiting) if isinstance(value, Carried)} - live
@@ -123,19 +123,19 @@ class _Finish:
         end = draft.began if draft.loops == around else draft.loops[len(around)].ended
         return not any(there.time < store.time <= end and may_overlap(there, store) for store in self.walk.stores)
 
-    def _spill(self, load: Load) -> None:
-        """Keep what a load has read in a cell."""
-        if load not in self.spilled:
-            draft = self.walk.loads[load].statement
-            cell = self.walk.new_cell(load.type, tuple([loop.counter for loop in draft.loops]))
-            self.spilled[load] = cell
-            draft.effects.append(SetCell(cell, load))
+    def _spill(self, value: Load | Scalar) -> None:
+        """Keep what a load has read, or a loop of data has computed, in a cell."""
+        if value not in self.spilled:
+            walk = self.walk
+            draft = walk.scalars[value] if isinstance(value, Scalar) else walk.loads[value].statement
+            cell = walk.new_cell(value.type, tuple([loop.counter for loop in draft.loops]))
+            self.spilled[value] = cell
+            draft.effects.append(SetCell(cell, value))
 
     def _drop_virtual_loads(self, drafts: list[StatementDraft]) -> None:
         """Remove loads that the program does not have and no value needs."""
         for draft in drafts:
-            values = [value for effect in draft.effects for value in _value_of(effect)]
-            needed = set(leaves(values))
+            needed = set(leaves(values_of(draft.effects)))
             draft.effects = [each for each in draft.effects if each not in self.walk.virtual or each in needed]
 
     def _body(
@@ -156,13 +156,11 @@ class _Finish:
     def _statement(self, draft: StatementDraft, numbers: Mapping[int, Affine]) -> Statement:
         rebuild = _Rebuild(self, numbers, {})
         effects: list[Effect] = [rebuild.load(load) for load in self.repeated.get(draft, ())]
-        own = {effect for effect in draft.effects if isinstance(effect, Load)}
-        for load in self.spilled:
-            if load in own:
-                rebuild.own.add(load)
         for effect in draft.effects:
             if isinstance(effect, Load):
                 effects.append(rebuild.load(effect))
+            elif isinstance(effect, While):
+                effects.append(rebuild.turning(effect))
             elif isinstance(effect, Store):
                 pointer = substitute(effect.pointer, numbers)
                 effects.append(Store(effect.opcode, pointer, effect.offset, rebuild.value(effect.value)))
@@ -189,14 +187,28 @@ class _Rebuild:
     """Makes the values of one statement."""
 
     def __init__(self, nest: _Finish, numbers: Mapping[int, Affine], done: dict[Value, Value]) -> None:
-        self.nest, self.numbers, self.done = nest, numbers, done
-        self.own: set[Load] = set()
+        self.nest, self.numbers, self.done = nest, dict(numbers), done
 
     def load(self, load: Load) -> Load:
         """Return a load of this statement."""
         made = Load(load.opcode, substitute(load.pointer, self.numbers), load.offset)
         self.done[load] = made
         return made
+
+    def turning(self, loop: While) -> While:
+        """Return a loop of data of this statement."""
+        number = self.nest.loops
+        self.nest.loops += 1
+        entered = None if loop.entered is None else self.value(loop.entered)
+        initial = [self.value(value) for value in loop.initial]
+        scalars = [Scalar(scalar.type) for scalar in loop.scalars]
+        self.done.update(zip(loop.scalars, scalars, strict=True))
+        turns = None if loop.turns is None else substitute(loop.turns, self.numbers)
+        self.numbers[loop.counter] = counter(number)
+        effects = [self.load(each) if isinstance(each, Load) else self.turning(each) for each in loop.effects]
+        after = [self.value(value) for value in loop.after]
+        again = self.value(loop.again)
+        return While(number, turns, entered, tuple(scalars), tuple(initial), tuple(effects), tuple(after), again)
 
     def value(self, value: Value) -> Value:
         """Return a value of this statement."""
@@ -213,6 +225,6 @@ class _Rebuild:
             return Index(value.type, substitute(value.affine, self.numbers))
         if isinstance(value, Carried):
             return Carried(self.nest.cell(value.cell, self.numbers))
-        if isinstance(value, Load):
+        if isinstance(value, Load | Scalar):
             return Carried(self.nest.cell(self.nest.spilled[value], self.numbers))
         return value

@@ -10,9 +10,10 @@ from tensorwasm.offload.analysis.overlap import may_overlap, may_overlap_other_i
 from tensorwasm.offload.analysis.recurrences import LoopPlan, plan_loop
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
+from tensorwasm.offload.analysis.turning import TurningRecord
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Carried, Cell, Constraint, Index, Load, Operation, SetCell, Value
+from tensorwasm.offload.nest import Affine, Carried, Cell, Constraint, Index, Load, Operation, Scalar, SetCell, Value
 
 
 class NestWalk(CodeWalk):
@@ -31,6 +32,8 @@ class NestWalk(CodeWalk):
             return self._once(block, state)
         if self.rough:
             return self._pass_over(block, state, plan)
+        if self.turning:
+            return TurningRecord(self, block, state, plan).run()
         if isinstance(plan.trip, Constraint):
             if plan.trip in state.scope.constraints:
                 raise Declined(DeclineReason.TOO_LARGE, "bounds of a loop")
@@ -39,8 +42,7 @@ class NestWalk(CodeWalk):
             return [after for _, side in sides for after in self.block(block, side)]
         last = plan.last()
         if last is None:
-            reason = DeclineReason.DATA_DEPENDENT if plan.depends_on_data else DeclineReason.CONTROL_FLOW
-            raise Declined(reason, "a loop's end")
+            return TurningRecord(self, block, state, plan).run()
         while True:
             recorded = LoopRecord(self, block, state, plan, last)
             if recorded.run():
@@ -289,6 +291,8 @@ class LoopRecord:
                 self.behind.append(result)
             elif self.loop in self.walk.loads[value].statement.loops:
                 result = None
+        elif isinstance(value, Scalar):
+            result = None if self.loop in self.walk.scalars[value].loops else value
         elif isinstance(value, Operation):
             operands = [self._free_value(operand, done) for operand in value.operands]
             known = tuple([operand for operand in operands if operand is not None])

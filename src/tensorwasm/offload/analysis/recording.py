@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tensorwasm.offload.affine import counter
-from tensorwasm.offload.analysis.draft import Fork, LabelFrame, LocalValue, LoopDraft, StatementDraft, TimedAccess, WalkState
+from tensorwasm.offload.analysis.draft import (
+    Fork,
+    LabelFrame,
+    LocalValue,
+    LoopDraft,
+    StatementDraft,
+    TimedAccess,
+    TurningLoop,
+    WalkState,
+)
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
 from tensorwasm.offload.analysis.scope import symbol
 from tensorwasm.offload.declined import Declined, DeclineReason
@@ -18,9 +27,11 @@ from tensorwasm.offload.nest import (
     Input,
     Load,
     Operation,
+    Scalar,
     Store,
     Value,
     ValueType,
+    While,
 )
 
 _MAX_EFFECTS: Final = 2048
@@ -41,6 +52,8 @@ class Recorder:
         virtual: loads that the program does not have.
         remembered: of each loop, by its place, which locals grew by a constant, and by which.
         symbols: how many unknown values there are.
+        turning: loops of data that are being walked, outermost first.
+        scalars: those of loops of data, and the statements that these are in.
     """
 
     def __init__(
@@ -58,6 +71,8 @@ class Recorder:
         self.virtual: set[Load] = set()
         self.remembered: dict[int, dict[int, int]] = {}
         self.symbols = 0
+        self.turning: list[TurningLoop] = []
+        self.scalars: dict[Scalar, StatementDraft] = {}
         self._cells = 0
         self._nodes: dict[tuple[object, ...], Value] = {}
         self._depths: dict[Value, int] = {}
@@ -79,7 +94,13 @@ class Recorder:
 
     def record(self, state: WalkState, effect: Effect) -> None:
         """Add an effect to the state's statement."""
-        self.open(state).effects.append(effect)
+        effects: list[Effect] = self.open(state).effects
+        if self.turning:
+            if not isinstance(effect, Load | While):
+                raise Declined(self.turning[-1].reason, "a loop's end")
+            self.turning[-1].effects.append(effect)
+        else:
+            effects.append(effect)
         if isinstance(effect, Load | Store):
             self.time += 1
             if self.time > _MAX_EFFECTS:
@@ -127,6 +148,21 @@ class Recorder:
             if depth > _MAX_VALUE_DEPTH:
                 raise Declined(DeclineReason.TOO_LARGE, "operations on operations")
         return found
+
+    def fork(self, state: WalkState, condition: Value) -> list[tuple[bool, WalkState]]:
+        """Return the state on both ways of a condition."""
+        self.open(state)  # for both
+        fork, taken = Fork(condition), state.copy()
+        taken.guards, state.guards = (*state.guards, (fork, True)), (*state.guards, (fork, False))
+        return [(True, taken), (False, state)]
+
+    def guarded(self, state: WalkState) -> Value | None:
+        """Return a value that is 0 where a state's guards do not hold; None if there are none."""
+        holds: Value | None = None
+        for fork, way in reversed(state.guards):
+            rest = self.constant("i32", 1) if holds is None else holds
+            holds = self.selected(fork, way, rest, self.constant("i32", 0))
+        return holds
 
     def unknown(self, kind: ValueType) -> LocalValue:
         """Return a value of which nothing is known."""

@@ -29,6 +29,8 @@ class LoopPlan:
         same: other locals that keep what they held before the loop.
         reloads: locals that hold what a load of the iteration before has read, as that load with its former pointer.
         test: the branch that ends it.
+        tests: all branches that leave it.
+        bound: the place of one of these at which another iteration is always tested for, and how many begin at most.
         trip: iterations; a constraint if the loop must be told apart by it first; None if they cannot be counted.
         depends_on_data: whether it may end because of what it has read or computed.
         repeats: whether any path goes on to another iteration.
@@ -43,6 +45,8 @@ class LoopPlan:
     same: set[int] = field(default_factory=set)
     reloads: dict[int, Load] = field(default_factory=dict)
     test: ExitTest | None = None
+    tests: tuple[ExitTest, ...] = ()
+    bound: tuple[int, Affine] | None = None
     trip: Affine | Constraint | None = None
     repeats: bool = True
     depends_on_data: bool = False
@@ -90,6 +94,7 @@ def plan_loop(walk: CodeWalk, block: CodeBlock, state: WalkState) -> LoopPlan:
         raise Declined(DeclineReason.CONTROL_FLOW, "recurrences of a loop")
     if not walk.rough:
         rounds.find_reloads(latch)
+        rounds.find_bound()
     plan = rounds.plan
     walk.remembered[block.start] = {
         local: coefficient(value.affine, plan.counter) for local, value in plan.closed.items()
@@ -126,7 +131,8 @@ class _Rounds:
         walk.rough += 1
         ends = walk.items(block.items, [state])
         plan.leavers = [(None, end) for end in ends] + list(frame.exits)
-        plan.test = frame.tests[0] if len(set(frame.tests)) == 1 else None
+        plan.tests = tuple(dict.fromkeys(frame.tests))
+        plan.test = plan.tests[0] if len(plan.tests) == 1 else None
         plan.depends_on_data = any(test.stay is None for test in frame.tests)
         united = merge_roughly(walk, frame.arrivals, block.live, len(self.state.stack))
         walk.rough -= 1
@@ -170,7 +176,7 @@ class _Rounds:
                     plan.steps[local] = step
         while self._wrap_around(latch):
             pass
-        trip = self._trip()
+        trip = None if plan.test is None else self._trip(plan.test)
         plan.trip = plan.trip if trip is None else trip
         return len(plan.closed) > known or (not counted and isinstance(plan.trip, Affine))
 
@@ -214,16 +220,22 @@ class _Rounds:
                 return True
         return False
 
-    def _trip(self) -> Affine | Constraint | None:
-        plan = self.plan
-        if plan.test is None or plan.test.stay is None:
+    def find_bound(self) -> None:
+        """Find a test that limits a loop of several."""
+        for test in self.plan.tests:
+            trip = self._trip(test)
+            if self.plan.bound is None and isinstance(trip, Affine):
+                self.plan.bound = test.place, trip if test.at_end else add(trip, ONE)
+
+    def _trip(self, test: ExitTest) -> Affine | Constraint | None:
+        plan, stay = self.plan, test.stay
+        if stay is None:
             return None
-        stay = plan.test.stay
         left, right = plan.resolve(stay.left), plan.resolve(stay.right)
         if left is None or right is None:
             return None
         passed = passes(Comparison(stay.relation, left, right, stay.bits), plan.counter, self.state.scope)
-        return add(passed, ONE) if isinstance(passed, Affine) and plan.test.at_end else passed
+        return add(passed, ONE) if isinstance(passed, Affine) and test.at_end else passed
 
     def find_reloads(self, latch: WalkState) -> None:
         """Find locals that hold what a load has read in the iteration before."""

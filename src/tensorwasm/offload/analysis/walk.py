@@ -7,7 +7,7 @@ from typing import Final
 
 from tensorwasm.offload.affine import counter, shift, subtract
 from tensorwasm.offload.analysis.bulk import record_copy, record_fill
-from tensorwasm.offload.analysis.draft import Fork, LabelFrame, LocalValue, WalkState
+from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, WalkState
 from tensorwasm.offload.analysis.integers import (
     BITS,
     Comparison,
@@ -110,15 +110,11 @@ class CodeWalk(Recorder):
             condition = truth(condition)
         if isinstance(condition, Comparison):
             outcomes = condition.outcomes(state.scope)
-            if outcomes is not None:
+            if outcomes is not None and (len(outcomes) == 1 or not self.turning):
                 return self.split(state, outcomes)
-        if not self.rough:
-            self.open(state)  # for both ways
-        taken = state.copy()
-        if not self.rough:
-            fork = Fork(self.value(condition))
-            taken.guards, state.guards = (*state.guards, (fork, True)), (*state.guards, (fork, False))
-        return [(True, taken), (False, state)]
+        if self.rough:
+            return [(True, state.copy()), (False, state)]
+        return self.fork(state, self.value(condition))
 
     @staticmethod
     def split(state: WalkState, outcomes: list[Outcome]) -> list[tuple[bool, WalkState]]:
@@ -159,6 +155,7 @@ class CodeWalk(Recorder):
             if isinstance(condition, Integer):
                 condition = truth(condition)
             sides = self._exit_test(state, condition, self.frames[loop], place, stays=target == loop)
+            state.tested |= not self.rough and self.frames[loop].bound == place
             if sides is not None:
                 taken, staying = sides
                 self.branch(taken, depth)
@@ -254,8 +251,8 @@ class CodeWalk(Recorder):
         )
         condition = state.stack[place]
         step = _STEPS[instruction[0]]
-        if self.rough and not self._is_certain(condition, state):
-            state.stack[place] = self.unknown("i32")
+        if (self.rough or self.turning) and not self._is_certain(condition, state):
+            state.stack[place] = self.unknown("i32") if self.rough else self.value(condition)
             return step(self, instruction, state)
         result = []
         for is_true, side in self.branches(state, condition):
@@ -272,6 +269,8 @@ class CodeWalk(Recorder):
         first, second, condition = state.stack[-3:]
         if isinstance(condition, Integer):
             condition = truth(condition)
+        if self.turning and not self.rough and not self._is_certain(condition, state):
+            condition = self.value(condition)
         if not isinstance(condition, Comparison):
             if isinstance(first, Comparison) or isinstance(second, Comparison):
                 return self._decide(instruction, state, 3)
@@ -334,7 +333,7 @@ class CodeWalk(Recorder):
         destination, source, size = state.stack[-3:]
         del state.stack[-3:]
         if self.note_effect(state):
-            if state.guards:
+            if state.guards or self.turning:
                 raise Declined(DeclineReason.DATA_DEPENDENT, "whether memory is filled or copied")
             record = record_fill if instruction[0] == "memory.fill" else record_copy
             record(self, state, instruction[-1], destination, source, size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tensorwasm.offload.codegen.assembly import spelled
 from tensorwasm.offload.codegen.iterations import in_order, statements_of
-from tensorwasm.offload.nest import Constant, Index, Input, Load, ValueType
+from tensorwasm.offload.nest import Constant, Index, Input, ValueType, values_of
 from tensorwasm.offload.opcodes import WIDTH_BITS
 from tensorwasm.offload.program import Array, CellStorage, NestProgram
 
@@ -37,8 +37,7 @@ class ProgramArguments:
 def arguments_of(program: NestProgram) -> ProgramArguments:
     """Return what a program's code is given."""
     effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
-    roots = [effect.value for effect in effects if not isinstance(effect, Load)]
-    values = in_order([*roots, *program.nest.results.values()])
+    values = in_order([*values_of(effects), *program.nest.results.values()])
     inputs = {value.local: value.type for value in values if isinstance(value, Input)}
     return ProgramArguments(
         program.arrays,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -160,6 +160,28 @@ class Assembly:
         self.write(f"{following} = add i64 {variable}, {step.name}")
         again = self.compute(f"icmp sle i64 {following}, {last.name}", "i1")
         self.branch(again, head, end)
+        self.start(end)
+
+    @contextmanager
+    def turns(self, going: SsaValue) -> Iterator[tuple[SsaValue, SsaValue, Callable[[SsaValue], None]]]:
+        """Write the body of a loop for lanes that go on, as i1: the number of the turn, lanes, and what sets them."""
+        counter, lanes = self.allocate("i64"), self.allocate("i1", going.lanes)
+        head, body, end = (self.fresh(name) for name in ("turn", "body", "end"))
+        self.set(counter, literal("i64", 0))
+        self.set(lanes, going)
+        self.jump(head)
+        self.start(head)
+        active = self.read(lanes, "i1", going.lanes)
+        any_ = active
+        if active.lanes > 1:
+            reduce = f"@llvm.vector.reduce.or.{suffix('i1', active.lanes)}"
+            any_ = self.compute(f"call i1 {reduce}({active.typed})", "i1")
+        self.branch(any_, body, end)
+        self.start(body)
+        turn = self.read(counter, "i64")
+        yield turn, active, lambda again: self.set(lanes, again)
+        self.set(counter, self.compute(f"add {turn.typed}, 1", "i64"))
+        self.jump(head)
         self.start(end)
 
     @contextmanager

@@ -16,7 +16,7 @@ from tensorwasm.offload.codegen.kernel_shape import PART_FIRST, PART_LAST, Kerne
 from tensorwasm.offload.codegen.linear import mentions
 from tensorwasm.offload.codegen.lower import ThreadWriter, extended
 from tensorwasm.offload.codegen.values import LaneScope
-from tensorwasm.offload.nest import SetCell
+from tensorwasm.offload.nest import accesses_of, whiles_of
 from tensorwasm.offload.program import Block, For, Kernel, NestProgram
 
 ROWS: Final = 4
@@ -61,6 +61,9 @@ class HostKernelWriter:
         self._body = ThreadWriter(self._asm, "", program, self._plan, self._poll)
         self._scope = LaneScope(variables, self._plan.lanes)
         self._has_loops = any(sequential_loops(self._plan.body))
+        self._is_innermost = not self._has_loops and not any(
+            any(whiles_of(iteration.effects)) for iteration in self._plan.iterations.values()
+        )
         self._rows = ROWS if self._has_loops and self._plan.size <= MAX_SIDE_BY_SIDE else 1
         self._has_cells = any(storage.private for storage in program.cells)
         self._lanes = self._lanes_for(vector_bytes)
@@ -88,8 +91,8 @@ class HostKernelWriter:
         """Return how many iterations are lanes at once."""
         if self._plan.lanes is None:
             return 1
-        accesses = [(it, use) for it in self._plan.iterations.values() for use in it.effects]
-        sizes = [use.size_bytes * it.copies for it, use in accesses if not isinstance(use, SetCell)]
+        iterations = self._plan.iterations.values()
+        sizes = [use.size_bytes * it.copies for it in iterations for use in accesses_of(it.effects)]
         lanes = max(1, VECTORS * vector_bytes // max(sizes, default=vector_bytes))
         return min(lanes, FAR_LANES) if self._plan.has_far else lanes
 
@@ -235,7 +238,7 @@ class HostKernelWriter:
             whole = self._scaled("sub", last, (width - 1) * step)
             with (
                 asm.when(asm.compute(f"icmp sle {first.typed}, {whole.name}", "i1")),
-                self._body.turns(first, whole, width * step, innermost=not self._has_loops) as variable,
+                self._body.turns(first, whole, width * step, innermost=self._is_innermost) as variable,
             ):
                 write(variable, width)
             turns = self._scaled("add", self._scaled("sdiv", self._of("sub", last, first), step), 1)
@@ -243,6 +246,6 @@ class HostKernelWriter:
             first = self._of("add", first, done)
         with (
             asm.when(asm.compute(f"icmp sle {first.typed}, {last.name}", "i1")),
-            self._body.turns(first, last, step, innermost=not self._has_loops) as variable,
+            self._body.turns(first, last, step, innermost=self._is_innermost) as variable,
         ):
             write(variable, 1)

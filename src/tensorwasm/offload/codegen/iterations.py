@@ -24,6 +24,9 @@ from tensorwasm.offload.nest import (
     Statement,
     Store,
     Value,
+    While,
+    accesses_of,
+    whiles_of,
 )
 from tensorwasm.offload.program import Execute, NestProgram
 
@@ -79,8 +82,8 @@ class Iterations:
         """Return what an iteration does, with its copies as lanes where that is the same."""
         statement, loops = self._statements[execute.statement]
         counters = dict(zip(loops, map(linear, execute.counters), strict=True))
-        accesses = [effect for effect in statement.effects if not isinstance(effect, SetCell)]
-        addresses = {access: self._address(access, counters) for access in accesses}
+        counters |= {each.counter: linear(turn_variable(each)) for each in whiles_of(statement.effects)}
+        addresses = {access: self._address(access, counters) for access in accesses_of(statement.effects)}
         iteration = Iteration(statement.effects, counters, 1, addresses)
         if lanes is None:
             return iteration
@@ -90,6 +93,11 @@ class Iterations:
         array = self._arrays[self._program.array_of[access]]
         offset = access.offset + self._program.wraps[access] - array.first - array.origin
         return weighted([(affine_form(access.pointer, counters), 1), (Linear(offset), 1)])
+
+
+def turn_variable(loop: While) -> str:
+    """Return the name of a variable for the number of the turn."""
+    return f"turn{loop.counter}"
 
 
 def statements_of(body: Sequence[Loop | Statement]) -> Iterator[tuple[Statement, tuple[int, ...]]]:
@@ -136,7 +144,7 @@ class _Rerolling:
     def rolled(self) -> Iteration:
         effects = self._iteration.effects
         stores = [effect for effect in effects if isinstance(effect, Store)]
-        if len(stores) < 2 or any(isinstance(effect, SetCell) for effect in effects):
+        if len(stores) < 2 or any(isinstance(effect, SetCell | While) for effect in effects):
             return self._iteration
         self._copies = len(stores)
         ordered = self._ordered(stores)

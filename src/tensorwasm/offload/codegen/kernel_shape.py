@@ -11,7 +11,7 @@ from tensorwasm.offload.codegen.linear import MAX_DEPTH, mentions
 from tensorwasm.offload.codegen.nans import unknown_values
 from tensorwasm.offload.codegen.promotion import executes, kept_places
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Load
+from tensorwasm.offload.nest import values_of, whiles_of
 from tensorwasm.offload.program import Block, Execute, Expression, For, If, Kernel, NestProgram
 
 MAX_EXECUTES: Final = 256
@@ -49,7 +49,7 @@ class KernelShape:
         self.lanes = None if gpu else self._find_lanes()
         self.iterations = {execute: iterations.of(execute, self.lanes) for execute in listed}
         self.has_far = self.lanes is not None and self._count_far(self.lanes, listed)[1] > 0
-        if self.lanes is not None and self._is_scattered(self.lanes):
+        if self.lanes is not None and (self._is_scattered(self.lanes) or self._is_ragged(self.lanes)):
             self.lanes = None
             self.iterations = {execute: iterations.of(execute, None) for execute in listed}
         self._parts: list[For] = []
@@ -78,6 +78,13 @@ class KernelShape:
             return None
         return Lanes(loop.variable, loop.step)
 
+    def _is_ragged(self, lanes: Lanes) -> bool:
+        """Return whether turns of a loop of data may be more for one lane than what addresses allow for another one."""
+        loops = [(each, loop) for each in self.iterations.values() for loop in whiles_of(each.effects)]
+        return any(
+            each.turns is not None and iteration.form(each.turns).mentions(lanes.variable) for iteration, each in loops
+        )
+
     def _is_scattered(self, lanes: Lanes) -> bool:
         """Return whether most accesses of the innermost loops are not to neighbours, for neighbouring lanes.
 
@@ -98,8 +105,7 @@ class KernelShape:
 
 
 def _size(iteration: Iteration) -> int:
-    values = [effect.value for effect in iteration.effects if not isinstance(effect, Load)]
-    return len(iteration.effects) + len(in_order(values))
+    return len(iteration.effects) + len(in_order(list(values_of(iteration.effects))))
 
 
 def sequential_loops(block: Block, depth: int = 0) -> Iterator[For]:

@@ -8,14 +8,27 @@ from contextlib import contextmanager
 from typing import Final
 
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled, suffix
-from tensorwasm.offload.codegen.iterations import Access, Iteration, in_order
+from tensorwasm.offload.codegen.iterations import Access, Iteration, in_order, turn_variable
 from tensorwasm.offload.codegen.kernel_shape import KernelShape
 from tensorwasm.offload.codegen.linear import Linear, mentions
 from tensorwasm.offload.codegen.nans import shown_operand
 from tensorwasm.offload.codegen.promotion import KeptPlace
 from tensorwasm.offload.codegen.values import LaneScope, Location, ValueWriter
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Carried, Cell, Constant, Index, Input, Load, Operation, SetCell, Store, Value
+from tensorwasm.offload.nest import (
+    Carried,
+    Cell,
+    Constant,
+    Index,
+    Input,
+    Load,
+    Operation,
+    Scalar,
+    SetCell,
+    Store,
+    Value,
+    While,
+)
 from tensorwasm.offload.opcodes import WIDTH_BITS
 from tensorwasm.offload.program import Block, Execute, For, If, NestProgram
 
@@ -55,6 +68,8 @@ class ThreadWriter:
         self._storage = {storage.cell: storage for storage in program.cells}
         self._private: dict[tuple[int, Cell], tuple[str, int]] = {}
         self._kept: dict[tuple[int, int, Linear], str] = {}
+        self._scalars: dict[tuple[int, Scalar], str] = {}
+        self._active: SsaValue | None = None  # lanes, in a loop of data
         self._nans: dict[int, str] = {}
 
     def body(self, rows: Sequence[LaneScope], block: Block) -> None:
@@ -151,6 +166,9 @@ class ThreadWriter:
             if isinstance(effect, Load):
                 known[effect] = self._load(effect, iteration, scope)
                 continue
+            if isinstance(effect, While):
+                self._turn(effect, iteration, scope, known)
+                continue
             value = self._value(effect.value, iteration, scope, known)
             if isinstance(effect, SetCell):
                 changes.append((effect, value))
@@ -158,6 +176,39 @@ class ThreadWriter:
                 self._store(effect, value, iteration, scope)
         for change, value in changes:
             self._set_cell(change.cell, value, iteration, scope)
+
+    def _turn(self, loop: While, iteration: Iteration, scope: LaneScope, known: dict[Value, SsaValue]) -> None:
+        """Write a loop of data; lanes that are done wait for the others, and keep their scalars."""
+        asm, lanes, around = self._asm, scope.count, self._active
+        initial = [asm.splat(self._value(value, iteration, scope, known), lanes) for value in loop.initial]
+        for scalar, value in zip(loop.scalars, initial, strict=True):
+            self._scalars[scope.row, scalar] = asm.allocate(scalar.type, lanes)
+            asm.set(self._scalars[scope.row, scalar], value)
+        going = asm.splat(SsaValue("true", "i1"), lanes)
+        if loop.entered is not None:
+            going = asm.splat(self.values.condition(self._value(loop.entered, iteration, scope, known)), lanes)
+        if around is not None:
+            going = asm.compute(f"and {going.typed}, {around.name}", "i1", lanes)
+        with asm.turns(going) as (turn, active, go_on):
+            if self._poll is not None:
+                due = asm.compute(f"and {turn.typed}, {POLL_TURNS - 1}", "i64")
+                with asm.when(asm.compute(f"icmp eq {due.typed}, {POLL_TURNS - 1}", "i1")):
+                    self._poll()
+            inside, here = dict(known), extended(scope, turn_variable(loop), turn)
+            self._active = active
+            for effect in loop.effects:
+                if isinstance(effect, Load):
+                    inside[effect] = self._load(effect, iteration, here)
+                else:
+                    self._turn(effect, iteration, here, inside)
+            again = asm.splat(self.values.condition(self._value(loop.again, iteration, here, inside)), lanes)
+            after = [asm.splat(self._value(value, iteration, here, inside), lanes) for value in loop.after]
+            self._active = around
+            for scalar, value in zip(loop.scalars, after, strict=True):
+                pointer = self._scalars[scope.row, scalar]
+                old = asm.read(pointer, scalar.type, lanes)
+                asm.set(pointer, asm.compute(f"select {active.typed}, {value.typed}, {old.typed}", scalar.type, lanes))
+            go_on(asm.compute(f"and {active.typed}, {again.name}", "i1", lanes))
 
     def _load(self, load: Load, iteration: Iteration, scope: LaneScope) -> SsaValue:
         kept = self._kept.get((scope.row, self._program.array_of[load], iteration.addresses[load]))
@@ -249,6 +300,8 @@ class ThreadWriter:
                 return self.values.index(form, value.type, scope, step, lanes)
             case Carried():
                 return self._carried(value.cell, iteration, scope)
+            case Scalar():
+                return self._asm.read(self._scalars[scope.row, value], value.type, scope.count)
             case Operation():
                 if (shown := shown_operand(value, self._plan.unknown)) is not None:
                     self._observe(known[shown])
@@ -282,6 +335,8 @@ class ThreadWriter:
         pointer = self._nans[value.lanes]
         seen = self._asm.read(pointer, "i1", value.lanes)
         found = self._asm.compute(f"fcmp uno {value.typed}, {value.name}", "i1", value.lanes)
+        if self._active is not None and self._active.lanes == value.lanes:
+            found = self._asm.compute(f"and {found.typed}, {self._active.name}", "i1", value.lanes)
         self._asm.set(pointer, self._asm.compute(f"or {seen.typed}, {found.name}", "i1", value.lanes))
 
 

@@ -7,7 +7,19 @@ keep theirs.
 from __future__ import annotations
 
 from tensorwasm.offload.codegen.iterations import in_order, statements_of
-from tensorwasm.offload.nest import Carried, Cell, Load, Operation, SetCell, Store, Value
+from tensorwasm.offload.nest import (
+    Carried,
+    Cell,
+    Load,
+    Operation,
+    Scalar,
+    SetCell,
+    Store,
+    Value,
+    accesses_of,
+    values_of,
+    whiles_of,
+)
 from tensorwasm.offload.opcodes import KNOWN_BITS, SAME_BITS, SHOWS_BITS
 from tensorwasm.offload.program import NestProgram
 
@@ -20,22 +32,25 @@ def unknown_values(program: NestProgram, *, gpu: bool) -> set[Value]:
     the NaN of ``abs`` and ``neg`` open, and LLVM makes these of integer instructions too.
     """
     effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
-    changes = [effect for effect in effects if isinstance(effect, SetCell)]
-    roots = [effect if isinstance(effect, Load) else effect.value for effect in effects]
-    values = in_order([*roots, *program.nest.results.values()])
+    changes: list[tuple[Cell | Scalar, Value]] = [(each.cell, each.value) for each in effects if isinstance(each, SetCell)]
+    for loop in whiles_of(effects):
+        changes += zip(loop.scalars * 2, (*loop.initial, *loop.after), strict=True)
+    accesses = list(accesses_of(effects))
+    roots = [effect for effect in accesses if isinstance(effect, Load)]
+    values = in_order([*roots, *values_of(effects), *program.nest.results.values()])
     array_of = program.array_of  # without statements that never run
-    written = {array_of[effect] for effect in effects if isinstance(effect, Store) and effect in array_of}
-    loads = {effect for effect in effects if isinstance(effect, Load) and array_of.get(effect) in written}
-    cells: set[Cell] = set()
+    written = {array_of[effect] for effect in accesses if isinstance(effect, Store) and effect in array_of}
+    loads = {load for load in roots if array_of.get(load) in written}
+    variables: set[Cell | Scalar] = set()
     while True:
         unknown: set[Value] = {load for load in loads if load.type in {"f32", "f64"}}
         for value in values:
-            if _is_unknown(value, unknown, cells, gpu=gpu):
+            if _is_unknown(value, unknown, variables, gpu=gpu):
                 unknown.add(value)
-        grown = {change.cell for change in changes if change.value in unknown}
-        if grown == cells:
+        grown = {variable for variable, value in changes if value in unknown}
+        if grown == variables:
             return unknown | (_shown_operands(values) if gpu else set())
-        cells = grown
+        variables = grown
 
 
 def _shown_operands(values: list[Value]) -> set[Value]:
@@ -43,9 +58,9 @@ def _shown_operands(values: list[Value]) -> set[Value]:
     return {value.operands[SHOWS_BITS[value.opcode]] for value in operations}
 
 
-def _is_unknown(value: Value, unknown: set[Value], cells: set[Cell], *, gpu: bool) -> bool:
-    if isinstance(value, Carried):
-        return value.cell in cells
+def _is_unknown(value: Value, unknown: set[Value], variables: set[Cell | Scalar], *, gpu: bool) -> bool:
+    if isinstance(value, Carried | Scalar):
+        return (value.cell if isinstance(value, Carried) else value) in variables
     if not isinstance(value, Operation) or value.type not in {"f32", "f64"}:
         return False
     if value.opcode == "select":

@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorwasm.offload.codegen.iterations import Access, Iteration, distance
 from tensorwasm.offload.codegen.linear import Linear
-from tensorwasm.offload.nest import SetCell, Store
+from tensorwasm.offload.nest import Store, accesses_of
 from tensorwasm.offload.program import Block, Execute, For, If
 
 MAX_PLACES: Final = 16
@@ -40,10 +40,9 @@ def kept_places(
     uses: dict[int, dict[tuple[Linear, int], list[Access]]] = {}
     for part in executes(loop.body):
         iteration = iterations[part]
-        for effect in iteration.effects:
-            if not isinstance(effect, SetCell):
-                key = iteration.addresses[effect], iteration.copies
-                uses.setdefault(array_of[effect], {}).setdefault(key, []).append(effect)
+        for access in accesses_of(iteration.effects):
+            key = iteration.addresses[access], iteration.copies
+            uses.setdefault(array_of[access], {}).setdefault(key, []).append(access)
     found = [
         KeptPlace(array, *key, tuple(dict.fromkeys(accesses)))
         for array, places in uses.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Carried, Cell, Load, Operation, SetCell, Statement, Store, Value
+from tensorwasm.offload.nest import Carried, Cell, Load, Operation, SetCell, Statement, Store, Value, values_of
 from tensorwasm.offload.program import Array
 from tensorwasm.offload.scheduling.polyhedra import Row
 
@@ -92,7 +92,7 @@ def cells_in(values: Iterable[Value]) -> list[Cell]:
 def cell_accesses(statement: Statement) -> list[tuple[Cell, bool]]:
     """The cells that a statement reads and, with a true flag, those that it writes."""
     effects = statement.effects
-    read = cells_in(effect.value for effect in effects if not isinstance(effect, Load))
+    read = cells_in(values_of(effects))
     return [(cell, False) for cell in read] + [(each.cell, True) for each in effects if isinstance(each, SetCell)]
 
 

@@ -9,7 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tensorwasm.offload.affine import counter, counters, shift, substitute, subtract
-from tensorwasm.offload.nest import ALWAYS, Affine, Cell, Domain, Load, Loop, Nest, SetCell, Statement, Store
+from tensorwasm.offload.nest import (
+    ALWAYS,
+    Affine,
+    Cell,
+    Domain,
+    Load,
+    Loop,
+    Nest,
+    SetCell,
+    Statement,
+    Store,
+    values_of,
+    whiles_of,
+)
 from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in
 from tensorwasm.offload.scheduling.rewriting import Body, pruned, rewritten, statements_in, with_contents
 
@@ -84,6 +97,8 @@ def _rotation(
         return None
     users = [each for each in statements_in(whole) if any(used is cell for used, _ in cell_accesses(each))]
     after = [each for each in body[index + 1 :] if isinstance(each, Statement) and each in users]
+    if any(cell in cells_in(values_of(whiles_of(each.effects))) for each in users):
+        return None
     others = set(users) != {setter, turning, *after} or any(_sets(each, cell) for each in after)
     if others or (after and (loop.trip.terms or loop.trip.constant < 0 or turning.domain != ALWAYS)):
         return None

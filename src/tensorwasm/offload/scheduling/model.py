@@ -10,7 +10,7 @@ from typing import Final
 import islpy as isl
 
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Cell, Load, Loop, Nest, SetCell, Statement, Store
+from tensorwasm.offload.nest import Affine, Cell, Load, Loop, Nest, Statement, Store, Term, accesses_of, whiles_of
 from tensorwasm.offload.program import Array
 from tensorwasm.offload.scheduling.footprints import (
     AddressRange,
@@ -40,8 +40,8 @@ class StatementModel:
 
     Attributes:
         order: its place among the statements of the nest.
-        counters: of the loops around it, outermost first; the first dimensions of its domain. The quotients that its
-            constraints and pointers contain are the others.
+        counters: of the loops around it, outermost first; the first dimensions of its domain. The turns of loops in it
+            and the quotients that its constraints and pointers contain are the others.
         positions: its place and that of each loop around it in the body that contains them, outermost first.
         lower: the least value of each dimension.
         upper: the greatest value of each dimension.
@@ -111,10 +111,10 @@ _Terms = dict[int, int]
 
 
 class _Columns:
-    """The dimensions of a statement: its counters, and each quotient as soon as an expression contains it."""
+    """The dimensions of a statement: its counters, those of loops in it, and each quotient as soon as it is met."""
 
     def __init__(self, counters: tuple[int, ...]) -> None:
-        self._columns: dict[object, int] = {counter: column for column, counter in enumerate(counters)}
+        self._columns: dict[Term, int] = {counter: column for column, counter in enumerate(counters)}
         self.definitions: list[tuple[_Terms, int]] = []
 
     def __len__(self) -> int:
@@ -137,6 +137,12 @@ class _Columns:
                 self.definitions += [(quotient, 0), (negated, term.divisor - 1)]
             terms[column] = terms.get(column, 0) + coefficient
         return terms
+
+    def count(self, counter: int, limit: Affine) -> None:
+        """Add a counter of less than a limit, which is at least 1."""
+        most = self.terms(limit)
+        column = self._columns.setdefault(counter, len(self))
+        self.definitions += [({column: 1}, 0), ({**most, column: -1}, -1)]
 
     def row(self, terms: _Terms, added: int = 0) -> Row:
         """The terms as a row of the present number of columns."""
@@ -187,7 +193,10 @@ def _running(context: isl.Context, place: _Place, memory_bytes: int) -> _Running
         trip = columns.terms(loop.trip)
         bounds += [({depth: 1}, 0), ({**trip, depth: trip.get(depth, 0) - 1}, -1)]
     parts = [[(columns.terms(each.value), each.equality) for each in part] for part in statement.domain]
-    memory = [effect for effect in statement.effects if not isinstance(effect, SetCell)]
+    for each in whiles_of(statement.effects):
+        if each.turns is not None:
+            columns.count(each.counter, each.turns)
+    memory = list(accesses_of(statement.effects))
     pointers = [columns.terms(effect.pointer) for effect in memory]
     space = tuple_space(context, f"S{statement.number}", len(columns))
     domain = isl.Set.empty(space)

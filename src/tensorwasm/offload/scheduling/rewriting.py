@@ -19,6 +19,8 @@ from tensorwasm.offload.nest import (
     Statement,
     Store,
     Value,
+    While,
+    values_of,
 )
 from tensorwasm.offload.scheduling.footprints import cells_in, operands_first
 
@@ -38,7 +40,7 @@ def rewritten(body: Body, change: Callable[[Statement], Sequence[Statement]]) ->
 
 def pruned(statement: Statement) -> Sequence[Statement]:
     """The statement without loads whose values nothing uses; nothing if it has no other effects."""
-    needed = needed_loads(effect.value for effect in statement.effects if not isinstance(effect, Load))
+    needed = needed_loads(values_of(statement.effects))
     effects = tuple(effect for effect in statement.effects if not isinstance(effect, Load) or effect in needed)
     if effects == statement.effects:
         return [statement]
@@ -51,8 +53,11 @@ def needed_loads(values: Iterable[Value]) -> set[Load]:
 
 
 def with_contents(statement: Statement, contents: Mapping[Cell, Load], unset: Cell | None = None) -> Statement:
-    """The statement with loads at its begin in place of the contents of cells, and not setting a cell any more."""
-    changing = [effect for effect in statement.effects if not isinstance(effect, Load)]
+    """The statement with loads at its begin in place of the contents of cells, and not setting a cell any more.
+
+    Nothing in a `While` uses these cells.
+    """
+    changing = [effect for effect in statement.effects if isinstance(effect, Store | SetCell)]
     values = operands_first(effect.value for effect in changing)
     replacements: dict[Value, Value] = {
         value: contents[value.cell] for value in values if isinstance(value, Carried) and value.cell in contents
@@ -60,7 +65,7 @@ def with_contents(statement: Statement, contents: Mapping[Cell, Load], unset: Ce
     made = substituted([effect.value for effect in changing], replacements)
     effects: list[Effect] = list(contents.values())
     for effect in statement.effects:
-        if isinstance(effect, Load):
+        if isinstance(effect, Load | While):
             effects.append(effect)
         elif isinstance(effect, Store) or effect.cell is not unset:
             effects.append(with_value(effect, made[effect.value]))
@@ -114,6 +119,8 @@ def _parts(statement: Statement, array_of: Mapping[Load | Store, int]) -> list[t
     after a store, or a cell's content after its change.
     """
     effects = statement.effects
+    if any(isinstance(effect, While) for effect in effects):
+        return [effects]
     places = {effect: place for place, effect in enumerate(effects)}
     roots: list[Store | SetCell] = [
         *(effect for effect in effects if isinstance(effect, Store)),
