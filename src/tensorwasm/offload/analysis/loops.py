@@ -32,7 +32,7 @@ class NestWalk(CodeWalk):
             return self._once(block, state)
         if self.rough:
             return self._pass_over(block, state, plan)
-        if self.turning:
+        if self.turning or plan.is_left_early:
             return TurningRecord(self, block, state, plan).run()
         if isinstance(plan.trip, Constraint):
             if plan.trip in state.scope.constraints:
@@ -71,7 +71,7 @@ class NestWalk(CodeWalk):
                 value = leaver.locals[local]
                 if value is not None:
                     leaver.locals[local] = self._rough_exit(value, plan, last)
-            leaver.scope = state.scope
+            leaver.scope, leaver.left = state.scope, state.left
             if target is None:
                 behind.append(leaver)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from tensorwasm.offload.analysis.draft import Fork, LocalValue, WalkState
@@ -44,7 +45,25 @@ def merge(maker: ValueMaker, states: list[WalkState], live: int, height: int) ->
                 states = [united, *[state for state in states if state.scope.split is not split]]
                 waiting = True
                 break
+        if not waiting and (parts := _in_parts(states)) is not None:
+            states, waiting = parts, True
     return states
+
+
+def _in_parts(states: list[WalkState]) -> list[WalkState] | None:
+    """Divide a state, on one way of a fork, like the states on the other way; None if there is none such."""
+    for state in states:
+        for other in states:
+            if other.scope.parent is state.scope and _are_ways(*_by_way(state, replace(other, scope=state.scope))):
+                parts = [each.scope for each in states if each.scope.split is other.scope.split]
+                if other.scope.split is not None and len(parts) == other.scope.split.parts:
+                    divided = [replace(state.copy(), scope=scope, statement=None) for scope in parts]
+                    return [*divided, *[each for each in states if each is not state]]
+    return None
+
+
+def _by_way(*states: WalkState) -> list[WalkState]:
+    return sorted(states, key=lambda state: not (state.guards and state.guards[-1][1]))
 
 
 def unite_ways(maker: ValueMaker, states: list[WalkState], live: int) -> list[WalkState]:
@@ -101,6 +120,7 @@ def merge_roughly(unknown: UnknownValues, states: list[WalkState], live: int, he
             _rough(unknown, one, two, [first.scope], other.scope)
             for one, two in zip(first.stack, other.stack, strict=False)
         ]
+        first.left &= other.left
         around = set(map(id, other.scope.chain()))
         first.scope = next(scope for scope in first.scope.chain() if id(scope) in around)
     return [first]

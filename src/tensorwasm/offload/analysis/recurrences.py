@@ -33,6 +33,7 @@ class LoopPlan:
         bound: the place of one of these at which another iteration is always tested for, and how many begin at most.
         trip: iterations; a constraint if the loop must be told apart by it first; None if they cannot be counted.
         depends_on_data: whether it may end because of what it has read or computed.
+        is_left_early: whether there is another way out than by the tests.
         repeats: whether any path goes on to another iteration.
         leavers: states that left the loop, with the place of the frame that they go to, None for the loop's end.
         resolved: symbols of the last round of which an expression is known.
@@ -48,6 +49,7 @@ class LoopPlan:
     tests: tuple[ExitTest, ...] = ()
     bound: tuple[int, Affine] | None = None
     trip: Affine | Constraint | None = None
+    is_left_early: bool = False
     repeats: bool = True
     depends_on_data: bool = False
     leavers: list[tuple[int | None, WalkState]] = field(default_factory=list)
@@ -133,6 +135,7 @@ class _Rounds:
         plan.leavers = [(None, end) for end in ends] + list(frame.exits)
         plan.tests = tuple(dict.fromkeys(frame.tests))
         plan.test = plan.tests[0] if len(plan.tests) == 1 else None
+        plan.is_left_early = any(not leaver.left for _, leaver in plan.leavers)
         plan.depends_on_data = any(test.stay is None for test in frame.tests)
         united = merge_roughly(walk, frame.arrivals, block.live, len(self.state.stack))
         walk.rough -= 1

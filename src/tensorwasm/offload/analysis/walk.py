@@ -197,7 +197,9 @@ class CodeWalk(Recorder):
             if stay is not None and not stays:
                 stay = stay.opposite()
             frame.tests.append(ExitTest(place, stay, at_end=stays or frame.has_effects))
-            return state.copy(), [state]
+            taken = state.copy()
+            (state if stays else taken).left = True
+            return taken, [state]
         test = frame.leaving
         if test is None or test.place != place:
             return None
