@@ -13,7 +13,7 @@ from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
 from tensorwasm.offload.analysis.turning import TurningRecord
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Carried, Cell, Constraint, Index, Load, Operation, Scalar, SetCell, Value
+from tensorwasm.offload.nest import Affine, Carried, Cell, Constraint, Index, Load, Operation, Scalar, SetCell, Value, ValueType
 
 
 class NestWalk(CodeWalk):
@@ -99,6 +99,7 @@ class LoopRecord:
         self.outer = tuple([loop.counter for loop in state.loops])
         self.cells: dict[int, Cell] = {}
         self.virtual: dict[int, Load] = {}
+        self.floats: dict[int, Value] = {}
         self.frame = LabelFrame(block, len(state.stack), 0, is_loop=True, leaving=plan.test, trip=trip)
         self.ends: list[WalkState] = []
         self.latch_values: dict[int, list[Value]] = {}
@@ -140,6 +141,11 @@ class LoopRecord:
                 continue
             elif local in plan.steps and isinstance(start, Integer):
                 state.locals[local] = self._growing(start, plan.steps[local])
+            elif local in plan.floats:
+                form = plan.floats[local]
+                kind: ValueType = "i32" if form.kind == "f32" else "i64"
+                held = walk.value(Integer(kind, form.affine))
+                state.locals[local] = self.floats[local] = walk.operation(form.kind, f"{form.kind}.convert_{kind}_s", (held,))
             elif local in plan.reloads:
                 self.virtual[local] = load = Load(
                     plan.reloads[local].opcode, plan.reloads[local].pointer, plan.reloads[local].offset
@@ -167,6 +173,11 @@ class LoopRecord:
             for local, form in plan.closed.items():
                 value, after = latch.locals[local], plan.at(form.affine, shift(counter(plan.counter), 1))
                 if not isinstance(value, Integer) or not latch.scope.equal(value.affine, after, BITS[form.type]):
+                    raise Declined(DeclineReason.CONTROL_FLOW, "a recurrence")
+            for local, held in self.floats.items():
+                form = plan.floats[local]
+                operands = (form.step, held) if form.step_first else (held, form.step)
+                if latch.locals[local] is not walk.operation(form.kind, f"{form.kind}.add", operands):
                     raise Declined(DeclineReason.CONTROL_FLOW, "a recurrence")
             for local, cell in self.cells.items():
                 value = latch.locals[local]

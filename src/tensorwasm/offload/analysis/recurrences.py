@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,9 +15,26 @@ from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
 from tensorwasm.offload.analysis.trips import ExitTest, passes
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Constraint, Load
+from tensorwasm.offload.nest import Affine, Constant, Constraint, Load, Operation, Value, ValueType
 
 _MAX_ROUNDS: Final = 5
+_EXACT: Final = {"f32": 1 << 24, "f64": 1 << 53}
+"""Integers up to these are floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatCounter:
+    """A float that grows by an integer in each iteration, and is exact in all of them.
+
+    Attributes:
+        affine: its value when an iteration begins.
+        step: what is added, as the value that the code adds, which is the first operand if it is ``step_first``.
+    """
+
+    kind: ValueType
+    affine: Affine
+    step: Value
+    step_first: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +46,7 @@ class LoopPlan:
         steps: locals that grow in each iteration by an expression in outer counters.
         same: other locals that keep what they held before the loop.
         reloads: locals that hold what a load of the iteration before has read, as that load with its former pointer.
+        floats: locals that hold an integer as a float, and grow by one.
         test: the branch that ends it.
         tests: all branches that leave it.
         bound: the place of one of these at which another iteration is always tested for, and how many begin at most.
@@ -45,6 +64,7 @@ class LoopPlan:
     steps: dict[int, Affine] = field(default_factory=dict)
     same: set[int] = field(default_factory=set)
     reloads: dict[int, Load] = field(default_factory=dict)
+    floats: dict[int, FloatCounter] = field(default_factory=dict)
     test: ExitTest | None = None
     tests: tuple[ExitTest, ...] = ()
     bound: tuple[int, Affine] | None = None
@@ -97,6 +117,7 @@ def plan_loop(walk: CodeWalk, block: CodeBlock, state: WalkState) -> LoopPlan:
     if not walk.rough:
         rounds.find_reloads(latch)
         rounds.find_bound()
+        rounds.find_floats(latch)
     plan = rounds.plan
     walk.remembered[block.start] = {
         local: coefficient(value.affine, plan.counter) for local, value in plan.closed.items()
@@ -230,6 +251,23 @@ class _Rounds:
             if self.plan.bound is None and isinstance(trip, Affine):
                 self.plan.bound = test.place, trip if test.at_end else add(trip, ONE)
 
+    def find_floats(self, latch: WalkState) -> None:
+        """Find locals that count in floats."""
+        last = self.plan.last()
+        most = None if last is None else self.state.scope.upper(last)
+        for local, phi in self.phis.items() if most is not None else ():
+            start, value = self.state.locals[local], latch.locals[local]
+            if not isinstance(start, Constant) or not isinstance(value, Operation) or phi not in value.operands:
+                continue
+            if value.opcode not in {"f32.add", "f64.add"}:
+                continue
+            step = next((each for each in value.operands if each is not phi), None)
+            first, by = _whole(start), _whole(step)
+            if first is None or by is None or abs(first) + abs(by) * (most + 1) > _EXACT[value.type]:
+                continue
+            affine = add(Affine(first), counter(self.plan.counter), by)
+            self.plan.floats[local] = FloatCounter(value.type, affine, step, value.operands[0] is step)
+
     def _trip(self, test: ExitTest) -> Affine | Constraint | None:
         plan, stay = self.plan, test.stay
         if stay is None:
@@ -261,3 +299,13 @@ class _Rounds:
                     before = plan.at(pointer, shift(counter(plan.counter), -1))
                     plan.reloads[local] = Load(value.opcode, before, value.offset)
                     found = True
+
+
+def _whole(value: LocalValue | None) -> int | None:
+    """Return the integer that a float is; None if it is none, or a zero with a sign."""
+    if not isinstance(value, Constant) or value.type not in _EXACT:
+        return None
+    as_float, as_bits = ("<f", "<I") if value.type == "f32" else ("<d", "<Q")
+    number = struct.unpack(as_float, struct.pack(as_bits, value.bits))[0]
+    is_negative_zero = not number and value.bits
+    return int(number) if number.is_integer() and not is_negative_zero else None
