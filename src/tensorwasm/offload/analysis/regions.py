@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorwasm.offload.analysis.addresses import data_addresses
 from tensorwasm.offload.analysis.tree import OPENING, CodeBlock, locals_of, mark_live, parse
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, ValueType
@@ -82,7 +83,13 @@ def find_regions(module: Module) -> list[LoopRegion | DeclinedLoop]:
 
 def _in_body(module: Module, function: int, type_index: int, body: CodeEntry) -> list[LoopRegion | DeclinedLoop]:
     code = body.instructions()
-    scan = _RegionScan(code)
+    scan = _RegionScan(code, {})
+    addresses: dict[int, int] = {}
+    for piece in scan.regions:
+        if piece.depth > 1:
+            addresses |= data_addresses(code, piece.start, piece.end)
+    if addresses:
+        scan = _RegionScan(code, addresses)
     found: list[LoopRegion | DeclinedLoop] = [DeclinedLoop(function, *each) for each in scan.declined]
     if scan.regions:
         try:
@@ -167,6 +174,7 @@ class _RegionPiece:
         reaches: how many blocks are around the outermost one that a branch inside leads to.
         pending: places of the loops inside that are not all of themselves in a block that no branch leaves.
         depth: loops in each other, itself included.
+        end: place of its ``end``, once it is read.
     """
 
     start: int
@@ -177,12 +185,14 @@ class _RegionPiece:
     pending: list[int] = field(default_factory=list)
     regions: list[_RegionPiece] = field(default_factory=list)
     depth: int = 0
+    end: int = 0
 
 
 class _RegionScan:
-    """Finds the regions of one body in one pass."""
+    """Finds the regions of one body in one pass, given what `data_addresses` tells of it."""
 
-    def __init__(self, code: Sequence[Instruction]) -> None:
+    def __init__(self, code: Sequence[Instruction], addresses: Mapping[int, int]) -> None:
+        self.addresses = addresses
         self.declined: list[tuple[int, DeclineReason, str]] = []
         self.stack = [_RegionPiece(-1, is_loop=False, plain=False, reaches=0)]
         for place, instruction in enumerate(code):
@@ -193,20 +203,24 @@ class _RegionScan:
                 plain = name in {"block", "loop"} and instruction[1] is None
                 self.stack.append(_RegionPiece(place, name == "loop", plain, len(self.stack)))
             elif name == "end":
+                self.stack[-1].end = place
                 self._close()
                 if not self.stack:
                     break
             else:
-                self._other(instruction)
+                self._other(place, instruction)
         while len(self.stack) > 1:
             self._close()
         self.regions = self.stack[0].regions if self.stack else []
         for start in self.stack[0].pending if self.stack else []:
             self.declined.append((start, DeclineReason.CONTROL_FLOW, "a branch leaves the function"))
 
-    def _other(self, instruction: Instruction) -> None:
+    def _other(self, place: int, instruction: Instruction) -> None:
         name = instruction[0]
         piece = self.stack[-1]
+        if place in self.addresses:
+            outside = next(each for each in reversed(self.stack) if each.start <= self.addresses[place])
+            outside.obstacle = outside.obstacle or (DeclineReason.DATA_DEPENDENT, "an address")
         if name in {"br", "br_if", "br_table"}:
             depth = max(instruction[1]) if name == "br_table" else instruction[1]
             piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - depth, 0))
