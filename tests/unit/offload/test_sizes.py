@@ -137,3 +137,35 @@ def test_a_program_with_sizes_does_the_same(seed):
     results, trace = run_nest(made.nest, inputs, in_order, 100_000)
     assert run_program(made, inputs, memory, trace, seed) == results
     assert memory == in_order
+
+
+ESCAPE = """
+int steps[64 * 64];
+void __attribute__((export_name("escape"))) escape(int n, int most) {
+  for (int i = 0; i < n; i++) {
+    double z = (i & 63) * 0.01;
+    int k = 0;
+    while (k < most && z < TURN) { z = z * z + GROW; k++; }
+    steps[i] = k;
+  }
+}
+"""
+
+
+def test_loops_of_data_have_codes_of_their_own():
+    texts = {}
+    for turn in ("2.0", "3.0"):
+        for grow in ("0.5", "0.25"):
+            wasm = compile_c(ESCAPE.replace("TURN", turn).replace("GROW", grow), "-O2")
+            made = []
+            with Runtime("emulator") as runtime, pytest.MonkeyPatch.context() as patch:
+                compiled = host_target.compile_for_host
+                patch.setattr(
+                    host_target, "compile_for_host", lambda program: made.append(program) or compiled(program)
+                )
+                plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu")
+                for n in (100, 2000):
+                    assert compare_runs(plain, offloaded, [], MeasuredCall("escape", [n, 50])).difference == ""
+            assert len(made) == 1
+            texts[turn, grow] = fingerprint(made[0])
+    assert len(set(texts.values())) == 4

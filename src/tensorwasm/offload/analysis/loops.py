@@ -13,7 +13,19 @@ from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
 from tensorwasm.offload.analysis.turning import TurningRecord
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Carried, Cell, Constraint, Index, Load, Operation, Scalar, SetCell, Value, ValueType
+from tensorwasm.offload.nest import (
+    Affine,
+    Carried,
+    Cell,
+    Constraint,
+    Index,
+    Load,
+    Operation,
+    Scalar,
+    SetCell,
+    Value,
+    ValueType,
+)
 
 
 class NestWalk(CodeWalk):
@@ -145,7 +157,9 @@ class LoopRecord:
                 form = plan.floats[local]
                 kind: ValueType = "i32" if form.kind == "f32" else "i64"
                 held = walk.value(Integer(kind, form.affine))
-                state.locals[local] = self.floats[local] = walk.operation(form.kind, f"{form.kind}.convert_{kind}_s", (held,))
+                state.locals[local] = self.floats[local] = walk.operation(
+                    form.kind, f"{form.kind}.convert_{kind}_s", (held,)
+                )
             elif local in plan.reloads:
                 self.virtual[local] = load = Load(
                     plan.reloads[local].opcode, plan.reloads[local].pointer, plan.reloads[local].offset

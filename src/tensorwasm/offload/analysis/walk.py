@@ -308,7 +308,9 @@ class CodeWalk(Recorder):
             return self._decide(instruction, state, 2)
         del state.stack[-2:]
         if self.note_effect(state):
-            self._record_store(state, Store(instruction[0], self._pointer(pointer), instruction[1][1], self.value(value)))
+            self._record_store(
+                state, Store(instruction[0], self._pointer(pointer), instruction[1][1], self.value(value))
+            )
         return [state]
 
     def _record_store(self, state: WalkState, store: Store) -> None:

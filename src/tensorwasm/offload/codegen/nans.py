@@ -32,7 +32,9 @@ def unknown_values(program: NestProgram, *, gpu: bool) -> set[Value]:
     the NaN of ``abs`` and ``neg`` open, and LLVM makes these of integer instructions too.
     """
     effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
-    changes: list[tuple[Cell | Scalar, Value]] = [(each.cell, each.value) for each in effects if isinstance(each, SetCell)]
+    changes: list[tuple[Cell | Scalar, Value]] = [
+        (each.cell, each.value) for each in effects if isinstance(each, SetCell)
+    ]
     for loop in whiles_of(effects):
         changes += zip(loop.scalars * 2, (*loop.initial, *loop.after), strict=True)
     accesses = list(accesses_of(effects))

@@ -12,7 +12,20 @@ from typing import Final, Generic, TypeVar
 from tensorwasm.offload.codegen.iterations import Access, in_order, statements_of
 from tensorwasm.offload.codegen.linear import MAX_DEPTH
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Carried, Constant, Effect, Index, Input, Load, SetCell, Store, Value
+from tensorwasm.offload.nest import (
+    Carried,
+    Constant,
+    Effect,
+    Index,
+    Input,
+    Load,
+    Scalar,
+    SetCell,
+    Store,
+    Value,
+    While,
+    accesses_of,
+)
 from tensorwasm.offload.program import (
     Array,
     Block,
@@ -81,9 +94,9 @@ def with_sizes(program: NestProgram) -> NestProgram:
 def _origin(program: NestProgram, array: Array) -> int:
     """Return where the first access lies in its first iteration, 0 if that is not in the array."""
     for statement, _ in statements_of(program.nest.body):
-        for effect in statement.effects:
-            if not isinstance(effect, SetCell) and program.array_of.get(effect) == array.number:
-                origin = effect.pointer.constant + effect.offset + program.wraps[effect] - array.first
+        for access in accesses_of(statement.effects):
+            if program.array_of.get(access) == array.number:
+                origin = access.pointer.constant + access.offset + program.wraps[access] - array.first
                 return origin if 0 <= origin < array.size_bytes else 0
     return 0
 
@@ -164,6 +177,7 @@ class _Described:
         self._program = program
         self._origins = {array.number: array.first + array.origin for array in program.arrays}
         self._numbers: dict[Value, int] = {}
+        self._scalars: dict[Scalar, int] = {}
 
     def effect(self, effect: Effect) -> None:
         match effect:
@@ -173,6 +187,17 @@ class _Described:
                 self.parts.append((self._place(effect), self.value(effect.value)))
             case SetCell():
                 self.parts.append(("cell", effect.cell.number, self.value(effect.value)))
+            case While():
+                self._turns(effect)
+
+    def _turns(self, loop: While) -> None:
+        before = [self.value(value) for value in (loop.entered, *loop.initial) if value is not None]
+        self._scalars |= {scalar: len(self._scalars) + place for place, scalar in enumerate(loop.scalars)}
+        scalars = [self._scalars[scalar] for scalar in loop.scalars]
+        self.parts.append(("while", loop.counter, loop.turns, loop.entered is None, scalars, before))
+        for effect in loop.effects:
+            self.effect(effect)
+        self.parts.append(("again", self.value(loop.again), [self.value(value) for value in loop.after]))
 
     def value(self, root: Value) -> int:
         """Return the number of a value."""
@@ -193,6 +218,8 @@ class _Described:
                 return "cell", value.cell.number
             case Load():
                 return self._place(value)
+            case Scalar():
+                return "scalar", self._scalars[value]
         return value.opcode, [self._numbers[operand] for operand in value.operands]
 
     def _place(self, access: Access) -> tuple[object, ...]:
