@@ -45,6 +45,9 @@ _KINDS: Final[dict[str, Any]] = {
 }
 _PR_SET_PDEATHSIG: Final = 1
 
+UNLIMITED: Final = -1
+"""Of a limit that there is not to be."""
+
 NICE: Final = 10
 """How far it steps back: its weight is 110, where others have 1024."""
 
@@ -89,7 +92,8 @@ def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> 
     if sys.platform == "linux":  # elsewhere address space is no measure of memory
         limits[resource.RLIMIT_AS] = memory_bytes
     for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value))
+        if value != UNLIMITED:
+            resource.setrlimit(limit, (value, value))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -1,16 +1,12 @@
 """The kernel compiler's process: ``python -m tensorwasm.runtime.workers.kernels.child PARENT``.
 
-It reads jobs from standard input and answers each on standard output, until its input ends: a length of four bytes
-(unsigned, big-endian) and MessagePack. Guarding, verifying and ptxas get untrusted texts, so the process limits its
+It reads jobs from standard input and answers each on standard output, in MessagePack, until its input ends. Guarding, verifying and ptxas get untrusted texts, so the process limits its
 memory, writes no core files, has a low priority and no key. It ends with the thread that started it.
-
-Source: Linux man-pages, prctl(2) PR_SET_PDEATHSIG, setrlimit(2).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -26,19 +22,18 @@ from tensorwasm.gpu.cuda.modules import KernelAssembler
 from tensorwasm.gpu.device.limits import MAX_GUARDED_IMAGE_BYTES
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget, compile_guarded
 from tensorwasm.gpu.resources.kernel_store import encode
-from tensorwasm.guest.engine.compiler_process import step_back
+from tensorwasm.guest.engine.compiler_process import UNLIMITED, confine, step_back
+from tensorwasm.guest.engine.job_process import answer_jobs
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.runtime.workers.frames import FailedFrame
 from tensorwasm.runtime.workers.outcomes import describe_error
 from tensorwasm.values import MIB, Deadline
 
-LENGTH: Final = struct.Struct(">I")
 MAX_JOB_BYTES: Final = MAX_PTX_BYTES + (64 << 10)
 MAX_ANSWER_BYTES: Final = MAX_GUARDED_IMAGE_BYTES + 4 * MIB
 """An image, and what launches need, variables of the module included."""
 
 _MEMORY_BYTES: Final = 4 << 30
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -57,16 +52,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 def main(arguments: list[str], source: IO[bytes], sink: IO[bytes]) -> int:
     """Answer jobs until the input ends; return the exit code."""
-    _confine(int(arguments[0]))
+    step_back()
+    if sys.platform == "linux":
+        confine(int(arguments[0]), _MEMORY_BYTES, UNLIMITED, UNLIMITED)  # ptxas writes files, and limits itself
     jobs = msgspec.msgpack.Decoder(CompileJob)
-    while header := source.read(LENGTH.size):
-        (length,) = LENGTH.unpack(header)
-        if length > MAX_JOB_BYTES:
-            return 2
-        answer = msgspec.msgpack.encode(compile_job(jobs.decode(source.read(length))))
-        sink.write(LENGTH.pack(len(answer)) + answer)
-        sink.flush()
-    return 0
+    return answer_jobs(source, sink, MAX_JOB_BYTES, lambda job: msgspec.msgpack.encode(compile_job(jobs.decode(job))))
 
 
 def compile_job(job: CompileJob) -> Answer:
@@ -95,20 +85,6 @@ def _open_compiler(target: KernelTarget) -> KernelAssembler:
     # That it serves the device and its driver, the device's process has found out.
     found = replace(found, apart=False)  # who kills this process kills its ptxas, too
     return KernelAssembler(found, target.compute_capability, target.ptx_version, (found.release[0], 0))
-
-
-def _confine(parent: int) -> None:
-    step_back()
-    if sys.platform != "linux":
-        return
-    import ctypes  # noqa: PLC0415 - on Linux alone
-    import resource  # noqa: PLC0415
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it had gone before the signal was asked for
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, 
 from tensorwasm.gpu.limits.tenant_queue import TenantQueue
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
+from tensorwasm.guest.engine.job_process import Late
 from tensorwasm.ptx.guarded import Width
-from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess, Late
+from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess
 from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room
 
 QUICK_S: Final = 3.0

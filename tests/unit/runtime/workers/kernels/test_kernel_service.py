@@ -15,8 +15,9 @@ from fakes.emulation import kernel, store_result
 from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, KernelTooLarge, MalformedPtx, UnsupportedPtx
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import decode
+from tensorwasm.guest.engine.job_process import LENGTH
 from tensorwasm.runtime.workers.kernels import compiler_process, service
-from tensorwasm.runtime.workers.kernels.child import LENGTH, MAX_ANSWER_BYTES
+from tensorwasm.runtime.workers.kernels.child import MAX_ANSWER_BYTES
 from tensorwasm.runtime.workers.kernels.room import Amount
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 
