@@ -22,7 +22,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: so would all commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # No test leaves compiled modules, or the key that signs them, on the machine that it runs on.
-    os.environ["TENSOR_WASM_CODE_CACHE"] = "0"
+    os.environ["TENSOR_WASM_CODE_CACHE"] = os.environ["TENSOR_WASM_KERNEL_CACHE"] = "0"
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "hardware(*ids): shows these claims of tools/hardware.py on a device")
     config.addinivalue_line("markers", "rule(*ids): shows these parts of the safety rules of tools/safety.py")

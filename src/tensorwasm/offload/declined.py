@@ -10,6 +10,7 @@ class DeclineReason(Enum):
 
     CALL = "it calls a function"
     CONTROL_FLOW = "a loop is left in more than one place, or its iterations cannot be counted"
+    CRASH = "the process that was to make its code ended"
     DATA_DEPENDENT = "control flow, an address or a bound depends on data that it loads or computes"
     DEVICE = "the device refused its work"
     FAULT = "the analysis itself failed"
@@ -20,6 +21,8 @@ class DeclineReason(Enum):
     NOT_READY = "its code is being made"
     NO_MACHINE_CODE = "no machine code can be made of it"
     OUT_OF_BOUNDS = "an access is beyond the end of memory"
+    OUT_OF_MEMORY = "making its code takes more memory than it may have"
+    OUT_OF_TIME = "making its code takes too long"
     SEQUENTIAL = "none of its loops can run in parallel"
     TOO_LARGE = "it exceeds a limit of the analysis"
     UNSETTLED = "its integer inputs differ at nearly every call"

@@ -12,7 +12,7 @@ from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.module import CutModule
 from tensorwasm.values import Deadline
 from tensorwasm.wasm.line_table import SourceLine, find_lines, find_sections
-from tensorwasm.wasm.module import Module
+from tensorwasm.wasm.module import Module, decode
 from tensorwasm.wasm.names import read_function_names
 from tensorwasm.watch import Watch
 
@@ -46,7 +46,8 @@ class ExplainedLoop:
 def explain(wasm: bytes, cut: CutModule) -> list[ExplainedLoop]:
     """Return all loops in the order of the module's code."""
     found: list[LoopRegion | DeclinedLoop] = [*cut.regions, *cut.declined]
-    lines, names = _lines(wasm, cut.original, found), _names(cut.original)
+    module = decode(wasm)
+    lines, names = _lines(wasm, module, found), _names(module)
     numbers = {id(region): number for number, region in enumerate(cut.regions)}
     loops = []
     for loop in sorted(found, key=lambda each: (each.function, each.start)):

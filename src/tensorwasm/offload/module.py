@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
 from tensorwasm.offload.cut import cut
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.values import MIB
+from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
+from tensorwasm.wasm.types import FuncType
 
 MAX_MODULE_BYTES: Final = 4 * MIB
 """Longest module that is looked through: Python decodes some megabytes of code a second."""
@@ -21,20 +23,33 @@ _MEMORY: Final = "memory"
 
 
 @dataclass(frozen=True, slots=True)
+class LoneRegion:
+    """A region without the rest of its module: all that a plan depends on, but the values that it is entered with.
+
+    Attributes:
+        wasm: a module of one function, which is the region.
+        region: where it is there.
+    """
+
+    wasm: bytes
+    region: LoopRegion
+
+
+@dataclass(frozen=True, slots=True)
 class CutModule:
     """What became of a module.
 
     Attributes:
-        original: the module as it was.
         wasm: the module with guards, empty if there is no region.
         regions: those with a guard, by their numbers.
         declined: loops outside of regions.
+        lone: the regions by themselves, in the same order.
     """
 
-    original: Module
     wasm: bytes
     regions: tuple[LoopRegion, ...]
     declined: tuple[DeclinedLoop, ...]
+    lone: tuple[LoneRegion, ...]
 
 
 def cut_module(wasm: bytes) -> CutModule:
@@ -47,7 +62,7 @@ def cut_module(wasm: bytes) -> CutModule:
     regions: list[LoopRegion] = []
     declined: list[DeclinedLoop] = []
     if len(wasm) > MAX_MODULE_BYTES or not _shows_memory(module):
-        return CutModule(module, b"", (), ())
+        return CutModule(b"", (), (), ())
     for found in find_regions(module):
         if isinstance(found, DeclinedLoop):
             declined.append(found)
@@ -56,7 +71,23 @@ def cut_module(wasm: bytes) -> CutModule:
         else:
             regions.append(found)
     edited = encode(cut(module, regions)) if regions else b""
-    return CutModule(module, edited, tuple(regions), tuple(declined))
+    lone = tuple([_take_out(module, region) for region in regions])
+    return CutModule(edited, tuple(regions), tuple(declined), lone)
+
+
+def _take_out(module: Module, region: LoopRegion) -> LoneRegion:
+    """Return a region alone; no branch in it leads out, and it calls nothing."""
+    place = region.function - len(module.imported("func"))
+    body, signature = module.bodies[place], module.types[module.functions[place]]
+    code = body.instructions()[region.start : region.end + 1]
+    has_typed_blocks = any(step[0] in {"block", "loop", "if"} and isinstance(step[1], int) for step in code)
+    types = module.types if has_typed_blocks else ()
+    alone = Module(
+        types=(*types, FuncType(signature.params, ())),
+        functions=(len(types),),
+        bodies=(CodeEntry.build(body.local_runs(), code),),
+    )
+    return LoneRegion(encode(alone), replace(region, function=0, start=0, end=len(code) - 1))
 
 
 def _shows_memory(module: Module) -> bool:

@@ -21,7 +21,7 @@ def runtime(device):
 def test_loops_on_a_device_do_what_webassembly_does(runtime, file):
     wasm, taken = (CORPUS / file).with_suffix(".wasm").read_bytes(), 0
     for run in [run for run in corpus() if run.file == file]:
-        function = runtime.load(wasm, offload="gpu")
+        function = runtime.load(wasm, offload="gpu", offload_waits=True)
         call = MeasuredCall(run.name, run.arguments)
         found = compare_runs(runtime.load(wasm), function, [MeasuredCall("init")], call, repeat=2)
         assert not found.difference, run

@@ -86,7 +86,7 @@ def test_another_memory_misses_a_bar(monkeypatch):
 def test_a_program_that_traps_ends_the_benchmark():
     program = replace(read_programs("small", "jacobi-1d")[0], sizes=(1 << 30, 1 << 30))
     with Runtime("emulator", limits=LIMITS) as runtime, pytest.raises(InternalError, match="jacobi-1d ended"):
-        measure_offloaded(partial(runtime.load, offload="cpu"), program, PLAIN)
+        measure_offloaded(partial(runtime.load, offload="cpu", offload_waits=True), program, PLAIN)
 
 
 def test_the_bars_are_those_of_a_gpu_and_extra_large_sizes():

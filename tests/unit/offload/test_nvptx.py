@@ -150,10 +150,12 @@ def test_an_unknown_instruction_declines():
 def test_no_part_of_a_wide_register_is_stored(monkeypatch):
     # ptxas 13.0 made st.global.b32 of the low half of a double that cvt.f64.f32 had set a conversion to an integer.
     texts = []
-    compiled = device_target.compile_for_gpu
-    monkeypatch.setattr(device_target, "compile_for_gpu", lambda *given: texts.append(compiled(*given)) or texts[-1])
+    run = device_target.DeviceTarget.run
+    monkeypatch.setattr(
+        device_target.DeviceTarget, "run", lambda self, plan, *rest: texts.append(plan.code) or run(self, plan, *rest)
+    )
     with Runtime("emulator") as runtime:
-        function = runtime.load((CORPUS / "numbers.wasm").read_bytes(), offload="gpu")
+        function = runtime.load((CORPUS / "numbers.wasm").read_bytes(), offload="gpu", offload_waits=True)
         for name in ("structures", "pixels"):
             run_alone(function, [], MeasuredCall(name, next(run.arguments for run in corpus() if run.name == name)))
     stored = [line for code in texts for line in code.ptx.splitlines() if line.startswith("\tst.")]

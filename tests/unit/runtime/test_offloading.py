@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -11,11 +10,12 @@ from loops import compile_c, corpus
 from tensorwasm.errors import GuestTrap, InvokeTimeout
 from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.guest.imports.offload.guards import MOST_DECLINES
-from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
-from tensorwasm.runtime.invoke.offloading import Offloading
-from tensorwasm.values import Limits
+from tensorwasm.runtime.offload.compiler import OffloadCompiler
+from tensorwasm.values import Deadline
 
 PROGRAM = """
 #define EXPORT(name) __attribute__((export_name(#name))) name
@@ -59,7 +59,7 @@ def compared(request, runtime, wasm):
     """Return a function: run calls with and without offloading, and return the offloaded function."""
 
     def run(name, args, repeat=2):
-        function = runtime.load(wasm, offload=request.param)
+        function = runtime.load(wasm, offload=request.param, offload_waits=True)
         found = compare_runs(runtime.load(wasm), function, [MeasuredCall("init")], MeasuredCall(name, args), repeat)
         assert found.difference == ""
         return function, found
@@ -90,7 +90,7 @@ def test_a_guard_that_keeps_declining_is_not_called_any_more(compared):
 
 
 def test_a_guard_that_runs_its_region_now_and_then_goes_on(runtime, wasm):
-    function = runtime.load(wasm, offload="cpu")
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
     taken, declined = MeasuredCall("divide", (10, 2.0)), MeasuredCall("divide", (9, 0.0))
     calls = [taken, *[declined] * 3] * (MOST_DECLINES // 2)
     found = compare_runs(runtime.load(wasm), function, [MeasuredCall("init"), *calls], taken)
@@ -105,7 +105,7 @@ def test_a_loop_that_traps_raises_its_own_trap(compared):
 
 @pytest.mark.parametrize("mode", ["auto", "cpu", "gpu"])
 def test_invoking_offloads_and_counts(runtime, wasm, mode):
-    function = runtime.load(wasm, offload=mode)
+    function = runtime.load(wasm, offload=mode, offload_waits=True)
     assert function.invoke("sum", (100,)).values == (0.0,)
     assert [each.taken for each in function.offloading.statistics].count(1) == 1
 
@@ -116,19 +116,19 @@ def test_nothing_is_offloaded_by_default(runtime, wasm):
 
 def test_a_module_without_loops_is_called_as_ever(runtime):
     module = compile_c('int __attribute__((export_name("f"))) f(void) { return 7; }', "-O2")
-    function = runtime.load(module, offload="cpu")
+    function = runtime.load(module, offload="cpu", offload_waits=True)
     assert function.offloading is None
     assert function.invoke("f").values == (7,)
 
 
 def test_a_submitted_call_runs_as_it_is(runtime, wasm):
-    function = runtime.load(wasm, offload="cpu")
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
     assert function.submit("last", (100,)).result().values == (495,)
     assert all(not each.taken for each in function.offloading.statistics)
 
 
 def test_many_threads_share_plans(runtime, wasm):
-    function = runtime.load(wasm, offload="cpu")
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
     with ThreadPoolExecutor(4) as pool:
         values = [call.values for call in pool.map(lambda _: function.invoke("last", (150,)), range(12))]
     assert values == [(745,)] * 12
@@ -138,17 +138,17 @@ def test_many_threads_share_plans(runtime, wasm):
 
 
 @pytest.mark.parametrize("mode", ["cpu", "gpu"])
-def test_a_deadline_ends_a_loop_wherever_it_runs(wasm, mode):
-    with Runtime("emulator", limits=replace(Limits(), wall_s=1.0)) as runtime:
-        function = runtime.load(wasm, offload=mode)
-        with pytest.raises(InvokeTimeout):
-            function.invoke("steps", (2_000_000_000, 256))
-        assert function.invoke("last", (150,)).values == (745,)
+def test_a_deadline_ends_a_loop_wherever_it_runs(runtime, wasm, mode):
+    function = runtime.load(wasm, offload=mode, offload_waits=True)
+    function.invoke("last", (150,))
+    with pytest.raises(InvokeTimeout):
+        function.invoke("steps", (2_000_000_000, 256), deadline=Deadline.after(3.0))
+    assert function.invoke("last", (150,)).values == (745,)
 
 
 @pytest.mark.parametrize("mode", ["cpu", "gpu"])
 def test_a_cancellation_ends_a_loop_wherever_it_runs(runtime, wasm, mode):
-    function = runtime.load(wasm, offload=mode)
+    function = runtime.load(wasm, offload=mode, offload_waits=True)
     function.invoke("steps", (2, 256))
     stops = []
     with ThreadPoolExecutor(1) as pool:
@@ -161,7 +161,7 @@ def test_a_cancellation_ends_a_loop_wherever_it_runs(runtime, wasm, mode):
 
 def test_a_device_that_refuses_work_declines(runtime, wasm, monkeypatch):
     monkeypatch.setattr(device_target, "_FLAG_BYTES", 1 << 50)
-    function = runtime.load(wasm, offload="gpu")
+    function = runtime.load(wasm, offload="gpu", offload_waits=True)
     assert function.invoke("last", (150,)).values == (745,)
     assert reasons(function) == {"DEVICE"}
 
@@ -176,7 +176,7 @@ def test_buffers_that_no_run_needs_are_freed_for_others(wasm, monkeypatch):
     """
     module = compile_c(source, "-O2")
     with Runtime("emulator", gpu_bytes=300_000) as runtime:
-        function = runtime.load(module, offload="gpu")
+        function = runtime.load(module, offload="gpu", offload_waits=True)
         calls = [MeasuredCall("f", (0, 300)), MeasuredCall("f", (10, 30)), MeasuredCall("f", (0, 200))]
         found = compare_runs(runtime.load(module), function, calls, MeasuredCall("f", (1, 310)), 1)
         assert found.difference == ""
@@ -185,13 +185,15 @@ def test_buffers_that_no_run_needs_are_freed_for_others(wasm, monkeypatch):
 
 @pytest.mark.parametrize("file", sorted({run.file for run in corpus()} - {WITH_IMPORTS}))
 def test_guards_that_decline_change_nothing(runtime, monkeypatch, file):
-    def decline(_offloading, _key):
-        raise Declined(DeclineReason.SEQUENTIAL)
+    def decline(_compiler, _job):
+        refused = Future()
+        refused.set_result(PlanRefusal(DeclineReason.SEQUENTIAL))
+        return refused
 
-    monkeypatch.setattr(Offloading, "program", decline)
+    monkeypatch.setattr(OffloadCompiler, "request", decline)
     runs = [run for run in corpus() if run.file == file]
     module = compile_c(runs[0].source, "-O2")
-    function = runtime.load(module, offload="cpu")
+    function = runtime.load(module, offload="cpu", offload_waits=True)
     *before, last = [MeasuredCall(run.name, run.arguments) for run in runs]
     found = compare_runs(runtime.load(module), function, [MeasuredCall("init"), *before], last)
     assert found.difference == ""

@@ -28,6 +28,7 @@ from tensorwasm.bench.offload.programs import PROGRAMS, UNCOUNTED, BenchProgram,
 from tensorwasm.bench.peers.host import WASMTIME
 from tensorwasm.bench.peers.native import GCC
 from tensorwasm.runtime import Runtime
+from tensorwasm.settings import give
 
 if TYPE_CHECKING:
     from tensorwasm.runtime import Function
@@ -144,11 +145,12 @@ def measure_offload(
     """
     chosen = read_programs(size, programs)
     kept = KeptFigures(resume)
+    give({"TENSOR_WASM_KERNEL_CACHE": 0})  # plans that an earlier run has kept would be ready at once
     with Runtime("emulator" if choice == "cpu" else choice, limits=LIMITS) as runtime:
         place, device = "cpu", "all cores"
         if choice != "cpu" and (choice != "auto" or runtime.device.kind == "cuda"):
             place, device = runtime.device.kind, runtime.device.name
-        load = partial(runtime.load, offload="cpu" if place == "cpu" else "gpu")
+        load = partial(runtime.load, offload="cpu" if place == "cpu" else "gpu", offload_waits=True)
         measured = {}
         for number, program in enumerate(chosen, 1):
             print(f"{number} of {len(chosen)}: {program.name}", end="", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from tensorwasm.errors import GuestError, InternalError, InvalidArgs
 from tensorwasm.runtime.invoke.full import open_sandbox
 from tensorwasm.runtime.invoke.invocation import make_call
 from tensorwasm.values import MIB, Limits
+from tensorwasm.wasm.module import decode
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -63,7 +64,7 @@ class OffloadedFigures:
     """A program with its loops offloaded.
 
     Attributes:
-        cold_s: of the first call of a fresh function, in which plans and code are made.
+        cold_s: of the first call of a fresh function, which waits for plans and code.
         new_s: of the first call with its sizes, after one with other sizes.
         later_s: of the best call after it.
         taken: how often a region of ``run`` was taken in all calls but the cold one.
@@ -148,7 +149,7 @@ def measure_offloaded(
             check("last", sandbox, plain.memory)
     except GuestError as error:
         raise InternalError(f"{program.name} ended: {error.message}") from error
-    taken, regions = _count(function)
+    taken, regions = _count(function, program.wasm)
     return OffloadedFigures(cold_s, new_s, later_s, taken, regions, "; ".join(differences))
 
 
@@ -183,12 +184,12 @@ def _digest(memory: memoryview) -> str:
     return hashlib.sha256(memory).hexdigest()
 
 
-def _count(function: Function) -> tuple[int, tuple[str, ...]]:
+def _count(function: Function, wasm: bytes) -> tuple[int, tuple[str, ...]]:
     """Return how often regions of ``run`` were taken, and what became of each."""
     offloading = function.offloading
     if offloading is None:
         return 0, ()
-    exported = {item.name: item.index for item in offloading.cut.original.exports if item.kind == "func"}
+    exported = {item.name: item.index for item in decode(wasm).exports if item.kind == "func"}
     regions, taken = [], 0
     for number, (region, found) in enumerate(zip(offloading.regions, offloading.statistics, strict=True)):
         if region.function != exported["run"]:

@@ -87,7 +87,7 @@ def run_offloaded(
     before = [MeasuredCall(*parse_call(text, "--setup")) for text in setup or ()]
     anywhere: OffloadMode | None = "cpu" if device == "cpu" else "auto" if device == "auto" else None
     with Runtime("auto" if anywhere else device, limits=read_limits(timeout, memory)) as runtime:
-        function = runtime.load(wasm, name=file.stem, offload=anywhere or "gpu")
+        function = runtime.load(wasm, name=file.stem, offload=anywhere or "gpu", offload_waits=True)
         call = MeasuredCall(function.choose(export), codec.parse(args))
         runs, difference = {}, ""
         if compare:

@@ -40,13 +40,15 @@ _WAIT_MARGIN: Final = 1.25
 _ENDING_S: Final = 1.0
 """What a process that has closed its output needs to end."""
 
-# What Rust's allocator, wasmtime's mappings and Python say when a limit of memory was met.
+# What Rust's allocator, wasmtime's mappings, Python, C++ and LLVM say when a limit of memory was met.
 _WANTS_MEMORY: Final = (
     b"memory allocation of",
     b"Cannot allocate memory",
     b"os error 12",
     b"MemoryError",
     b"WouldBlock",
+    b"bad_alloc",
+    b"out of memory",
 )
 
 
@@ -125,8 +127,12 @@ def describe(status: int) -> str:
     return f"ended by signal {-status}"
 
 
+def kept_variables(names: Sequence[str] = _KEPT_VARIABLES) -> dict[str, str]:
+    """Return those of this process's variables that a child gets."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     try:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and file, without a shell
             command,
@@ -135,7 +141,7 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.P
             stderr=subprocess.PIPE,
             bufsize=0,
             cwd=os.sep,
-            env={**kept, **variables},
+            env={**kept_variables(), **variables},
             start_new_session=True,
         )
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from llvmlite import binding as llvm
 
-from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, known_results
+from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled
 from tensorwasm.offload.codegen.host_kernel import HostKernelWriter
 from tensorwasm.offload.codegen.host_threads import MEET, NAN
@@ -57,23 +57,6 @@ class LoadedProgram:
         self.call = prototype(address)
 
 
-class HostPlan:
-    """A program and its code.
-
-    Attributes:
-        arguments: of the program.
-        sizes: their values, in order.
-        known: results that are numbers.
-        code: for this program, or for one that differs in sizes.
-    """
-
-    def __init__(self, program: NestProgram, code: LoadedProgram) -> None:
-        self.arguments = arguments_of(program)
-        self.sizes = tuple(program.sizes.values())
-        self.known = known_results(program)
-        self.code = code
-
-
 def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -83,6 +66,11 @@ def _machine() -> Any:
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="static", codemodel="large"
     )
+
+
+def host_processor() -> str:
+    """Return what code for this machine depends on, in LLVM's words."""
+    return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
 def compile_for_host(program: NestProgram) -> HostCode:

@@ -14,8 +14,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Self
 
 from tensorwasm.offload.codegen.arguments import storage_bytes
-from tensorwasm.offload.codegen.host import HostPlan
+from tensorwasm.offload.codegen.host import LoadedProgram
 from tensorwasm.offload.codegen.host_threads import NAN, STOP, WORDS_BYTES, YIELD
+from tensorwasm.offload.codegen.sizes import ReadyPlan
 from tensorwasm.values import Deadline
 
 _WORD: Final = (1 << 64) - 1
@@ -76,7 +77,7 @@ class HostPool:
 
     def run(
         self,
-        plan: HostPlan,
+        plan: ReadyPlan[LoadedProgram],
         memory_address: int,
         inputs: Mapping[int, int],
         deadline: Deadline,
@@ -95,20 +96,20 @@ class HostPool:
             self._save(plan, memory_address)
             words = (ctypes.c_uint64 * (WORDS_BYTES // 8))()
             words[YIELD // 8] = _yield_address()
-            storage = [ctypes.create_string_buffer(storage_bytes(cell)) for cell in plan.arguments.cells]
+            storage = [ctypes.create_string_buffer(storage_bytes(cell)) for cell in plan.program.arguments.cells]
             slots = _slots(plan, memory_address, storage, inputs)
             completed = self._call(plan, slots, words, deadline, should_stop)
             if words[NAN // 8] or not completed:
                 self._put_back(plan, memory_address)
                 return HostRun(HostOutcome.NOT_A_NUMBER if words[NAN // 8] else HostOutcome.STOPPED)
-            first = len(slots) - len(plan.arguments.results)
-            locals_ = [local for local, _ in plan.arguments.results]
+            first = len(slots) - len(plan.program.arguments.results)
+            locals_ = [local for local, _ in plan.program.arguments.results]
             return HostRun(
-                HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)} | plan.known
+                HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)} | plan.program.known
             )
 
     def _call(
-        self, plan: HostPlan, slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
+        self, plan: ReadyPlan[LoadedProgram], slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
     ) -> bool:
         """Have all threads call the function; return whether it has done all of its work."""
         ended: SimpleQueue[bool] = SimpleQueue()
@@ -138,22 +139,22 @@ class HostPool:
 
     # ------------------------------------------------------------------------------------------- memory
 
-    def _save(self, plan: HostPlan, memory_address: int) -> None:
+    def _save(self, plan: ReadyPlan[LoadedProgram], memory_address: int) -> None:
         """Copy what the function may write."""
-        written = [array for array in plan.arguments.arrays if array.written]
+        written = [array for array in plan.program.arguments.arrays if array.written]
         size_bytes = sum(array.size_bytes for array in written)
         if size_bytes > len(self._saved):
             self._saved.close()
             self._saved = mmap.mmap(-1, size_bytes)
         self._copy(plan, memory_address, back=False)
 
-    def _put_back(self, plan: HostPlan, memory_address: int) -> None:
+    def _put_back(self, plan: ReadyPlan[LoadedProgram], memory_address: int) -> None:
         self._copy(plan, memory_address, back=True)
 
-    def _copy(self, plan: HostPlan, memory_address: int, *, back: bool) -> None:
+    def _copy(self, plan: ReadyPlan[LoadedProgram], memory_address: int, *, back: bool) -> None:
         anchor = ctypes.c_char.from_buffer(self._saved)
         at = ctypes.addressof(anchor)
-        for array in plan.arguments.arrays:
+        for array in plan.program.arguments.arrays:
             if array.written:
                 ends = memory_address + array.first, at
                 ctypes.memmove(*(ends if back else ends[::-1]), array.size_bytes)
@@ -161,13 +162,13 @@ class HostPool:
         del anchor
 
 
-def _slots(plan: HostPlan, memory_address: int, storage: list[Any], inputs: Mapping[int, int]) -> Any:
+def _slots(plan: ReadyPlan[LoadedProgram], memory_address: int, storage: list[Any], inputs: Mapping[int, int]) -> Any:
     """Return the arguments, and room for the results."""
-    given = [memory_address + array.first + array.origin for array in plan.arguments.arrays]
+    given = [memory_address + array.first + array.origin for array in plan.program.arguments.arrays]
     given += [ctypes.addressof(cells) for cells in storage]
-    given += [inputs[local] for local, _ in plan.arguments.inputs]
-    given += [size & _WORD for size in plan.sizes]
-    return (ctypes.c_uint64 * (len(given) + len(plan.arguments.results)))(*given)
+    given += [inputs[local] for local, _ in plan.program.arguments.inputs]
+    given += [size & _WORD for size in plan.program.sizes.values()]
+    return (ctypes.c_uint64 * (len(given) + len(plan.program.arguments.results)))(*given)
 
 
 def _yield_address() -> int:

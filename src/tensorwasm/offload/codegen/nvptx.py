@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llvmlite import binding as llvm
@@ -52,7 +52,7 @@ class GpuKernel:
 
     Attributes:
         variables: names of these variables, in order.
-        loops: what blocks and threads are iterations of, outermost first: the last one of x.
+        loops: what blocks and threads are iterations of, outermost first: the last one of x. They have no bodies.
     """
 
     entry: str
@@ -89,7 +89,8 @@ def compile_for_gpu(program: NestProgram, architecture: tuple[int, int]) -> GpuC
     functions, kernels = [], {}
     for kernel, variables in found:
         plan = KernelShape(program, kernel, gpu=True)
-        entry = GpuKernel(f"kernel{kernel.number}", variables, tuple(plan.loops[-len(_AXES) :]))
+        grid = tuple(replace(loop, body=()) for loop in plan.loops[-len(_AXES) :])
+        entry = GpuKernel(f"kernel{kernel.number}", variables, grid)
         kernels[kernel.number] = entry
         functions.append(_KernelWriter(program, arguments, plan, entry).text())
     results = _RESULTS if arguments.results else None

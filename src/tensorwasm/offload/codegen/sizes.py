@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
 
+from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, known_results
 from tensorwasm.offload.codegen.iterations import Access, in_order, statements_of
 from tensorwasm.offload.codegen.linear import MAX_DEPTH
 from tensorwasm.offload.declined import Declined, DeclineReason
@@ -49,31 +50,89 @@ MOST_CODES: Final = 256
 _Code = TypeVar("_Code")
 
 
-class SharedCodes(Generic[_Code]):
-    """Code by all that it depends on. Thread-safe.
+@dataclass(frozen=True, slots=True, eq=False)
+class SizedProgram:
+    """What a run needs to know of a program, apart from its code.
 
-    Args:
-        make: makes the code of a program; may raise `Declined`.
+    Attributes:
+        steps: its kernels have no bodies.
+        sizes: values of the variables in steps and code.
+        known: results that are numbers, as bits by local.
     """
 
-    def __init__(self, make: Callable[[NestProgram], _Code]) -> None:
-        self._make = make
+    steps: tuple[HostLoop | Kernel, ...]
+    arguments: ProgramArguments
+    sizes: Mapping[str, int]
+    known: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadePlan:
+    """A program that is planned, for a target.
+
+    Attributes:
+        fingerprint: of the code.
+        code: for the target; None if it is known already.
+    """
+
+    program: SizedProgram
+    fingerprint: bytes
+    code: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyPlan(Generic[_Code]):
+    """A program, with code of it or of one that differs in sizes."""
+
+    program: SizedProgram
+    code: _Code
+
+
+def make_plan(program: NestProgram, compile_code: Callable[[NestProgram], object], known: Container[bytes]) -> MadePlan:
+    """Compile a program unless the fingerprint of its code is known; raise `Declined` if it cannot be compiled."""
+    sized = with_sizes(program)
+    key = fingerprint(sized)
+    code = None if key in known else compile_code(sized)
+    return MadePlan(SizedProgram(_bare(sized.steps), arguments_of(sized), sized.sizes, known_results(sized)), key, code)
+
+
+def _bare(steps: Sequence[HostLoop | Kernel]) -> tuple[HostLoop | Kernel, ...]:
+    return tuple(
+        replace(step, body=_bare(step.body)) if isinstance(step, HostLoop) else replace(step, body=()) for step in steps
+    )
+
+
+class LoadedCodes(Generic[_Code]):
+    """Loaded code of a module's plans, by its fingerprint. Thread-safe.
+
+    Args:
+        load: makes code ready to run; may raise `Declined`.
+    """
+
+    def __init__(self, load: Callable[[Any], _Code]) -> None:
+        self._load = load
         self._lock = threading.Lock()
         self._codes: OrderedDict[bytes, _Code] = OrderedDict()
 
-    def of(self, program: NestProgram) -> _Code:
-        """Return the code of a program, which `with_sizes` has made; raise what ``make`` raises."""
-        key = fingerprint(program)
+    def known(self) -> frozenset[bytes]:
+        """Return the fingerprints of what is there."""
         with self._lock:
-            if (code := self._codes.get(key)) is not None:
-                self._codes.move_to_end(key)
-                return code
-        code = self._make(program)
+            return frozenset(self._codes)
+
+    def ready(self, made: MadePlan) -> ReadyPlan[_Code] | None:
+        """Return a plan with its code; None if that was forgotten since it was known."""
         with self._lock:
-            self._codes[key] = code
+            code = self._codes.get(made.fingerprint)
+        if code is None:
+            if made.code is None:
+                return None
+            code = self._load(made.code)
+        with self._lock:
+            self._codes[made.fingerprint] = code
+            self._codes.move_to_end(made.fingerprint)
             if len(self._codes) > MOST_CODES:
                 self._codes.popitem(last=False)
-        return code
+        return ReadyPlan(made.program, code)
 
 
 def with_sizes(program: NestProgram) -> NestProgram:

@@ -40,11 +40,20 @@ class Function(DeployedModule):
     """A compiled module. Any thread may invoke it."""
 
     def __init__(
-        self, host: Host, name: str, wasm: bytes, prepared: LinkedModule, offload: OffloadMode = "off"
+        self,
+        host: Host,
+        name: str,
+        wasm: bytes,
+        prepared: LinkedModule,
+        offload: OffloadMode = "off",
+        *,
+        offload_waits: bool = False,
     ) -> None:
         """Wrap a module whose imports are resolved; `Runtime.load` does this, see `DeployedModule`."""
-        super().__init__(host, name, wasm, prepared, offload)
+        super().__init__(host, name, wasm, prepared, offload, offload_waits=offload_waits)
         self.dispatch = Dispatcher(self)  # runs its calls
+        if self.cutting is not None:
+            self.cutting.add_done_callback(lambda _: self.dispatch.forget())  # plans that it runs as it is
 
     def warm(
         self,

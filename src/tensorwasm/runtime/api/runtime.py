@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
@@ -19,6 +19,7 @@ from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.linker import LinkedModule
+from tensorwasm.runtime.api.deployment import Deployment
 from tensorwasm.runtime.api.function import Function, read_module
 from tensorwasm.runtime.api.lazy_device import LazyDevice, checked_quota
 from tensorwasm.runtime.api.limits import MAX_MEMORY_BYTES, check_limits
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
+    from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.runtime.snapshots.archive import FileOptions, SnapshotCache
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
@@ -94,6 +96,7 @@ class Runtime:
             TickerNotRunning: the system refused a timer.
         """
         current = settings.current()
+        self.tenant = DEFAULT_TENANT  # whose the modules are that are loaded without one
         self.limits = limits or current.limits()
         check_limits(self.limits)
         self.gpu_bytes = checked_quota(gpu_bytes, current.gpu_quota_mib)
@@ -114,6 +117,7 @@ class Runtime:
         self.warm = WarmPool(current.warm_sandboxes)
         self._lock = threading.Lock()
         self._archive: SnapshotCache | None = None
+        self._offload_compiler: OffloadCompiler | None = None
 
     def load(
         self,
@@ -124,6 +128,7 @@ class Runtime:
         warm: int = 0,
         *,
         offload: OffloadMode = "off",
+        offload_waits: bool = False,
         check: Callable[[Preamble], object] | None = None,
         work: StopHook | None = None,
     ) -> Function:
@@ -136,6 +141,7 @@ class Runtime:
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
             offload: where its loops run, but in calls that are submitted or have the grant ``cuda``.
+            offload_waits: whether calls wait until their loops' code is ready, for tests and figures.
             check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
 
@@ -147,7 +153,7 @@ class Runtime:
         check_tenant(tenant)
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
-            host = _Deployment(self, limits or self.limits, tenant, self.warm, self.share)
+            host = Deployment(self, limits or self.limits, tenant, self.warm, self.share)
             check_limits(host.limits)
         if isinstance(module, str | os.PathLike):
             path = Path(module)
@@ -161,7 +167,9 @@ class Runtime:
                 check(declared)
 
         compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
-        function = Function(host, name or "module", wasm, self._linker.prepare(compiled), offload)
+        function = Function(
+            host, name or "module", wasm, self._linker.prepare(compiled), offload, offload_waits=offload_waits
+        )
         if warm:
             function.warm(warm, tenant=tenant)
         return function
@@ -336,14 +344,31 @@ class Runtime:
                 made.close()
         return made
 
+    @property
+    def offload_compiler(self) -> OffloadCompiler:
+        """Cuts modules, and makes plans of their loops; made on first use."""
+        with self._lock:
+            if self._offload_compiler is None:
+                from tensorwasm.runtime.offload.compiler import OffloadCompiler  # noqa: PLC0415 - most calls need none
+
+                self._offload_compiler = OffloadCompiler(self.deployer)
+                if self._closed:
+                    self._offload_compiler.close()
+            return self._offload_compiler
+
     def prepare(
-        self, wasm: bytes, module: CompiledModule, form: Form, tenant: str = DEFAULT_TENANT
+        self,
+        wasm: bytes,
+        module: CompiledModule,
+        form: Form,
+        work: StopHook | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> LinkedModule | None:
         """Compile and link a module for a form, None where there are no compiled host functions. Blocks."""
         engine = engine_of(form, self._engine)
         if form.instrumented or form.offload is not None or engine is not self._engine:
             limits = Limits(memory_bytes=MAX_MEMORY_BYTES, module_bytes=len(wasm))
-            module = self.deployer.deploy(engine, wasm, limits, tenant)
+            module = self.deployer.deploy(engine, wasm, limits, tenant, work=work)
         linker = linker_of(form, engine)  # its first compiled host functions take 0.5 s, or 10 s if never compiled here
         return linker.prepare(module) if linker is not None else None
 
@@ -361,10 +386,11 @@ class Runtime:
             raise InternalError("a host function of a guest that was submitted tried to close the runtime")
         self.warm.close()
         with self._lock:
-            self._closed, fibers = True, self._fibers
-            self._archive = None
-        if fibers is not None:
-            fibers.close()
+            self._closed, self._archive = True, None
+            parts = self._offload_compiler, self._fibers
+        for part in parts:
+            if part is not None:
+                part.close()
         self._device.close()
 
     def __enter__(self) -> Self:
@@ -372,28 +398,3 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass(slots=True)
-class _Deployment:
-    """The runtime with one module's own limits and tenant; see `Host`."""
-
-    runtime: Runtime
-    limits: Limits
-    tenant: str
-    warm: WarmPool
-    share: Callable[[], SharedDevice]
-
-    @property
-    def device_reason(self) -> str:
-        return self.runtime.device_reason
-
-    @property
-    def fibers(self) -> FiberRunner:
-        return self.runtime.fibers
-
-    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
-        return self.runtime.prepare(wasm, module, form, self.tenant)
-
-    def instrument(self, wasm: bytes) -> InstrumentedModule:
-        return self.runtime.instrument(wasm, self.tenant)

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -41,6 +42,7 @@ from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
+    from tensorwasm.offload.module import CutModule
 
 KEPT_MODULES: Final = 1024
 KEPT_CODE_BYTES: Final = 512 * MIB
@@ -169,6 +171,15 @@ class Deployer:
     def instrument(self, wasm: bytes, tenant: str) -> InstrumentedModule:
         """Return the forms of a tenant's module whose instances are saved. Blocks; raises as `ModuleReader` does."""
         return self.reader.instrument(wasm, Share(tenant, self.weigh(tenant)))
+
+    def cut(self, wasm: bytes, tenant: str, work: StopHook | None = None) -> CutModule:
+        """Return a tenant's module with guards in front of its loops. Blocks; raises as `ModuleReader` does."""
+        return self.reader.cut(wasm, Share(tenant, self.weigh(tenant)), work)
+
+    def hold(self, tenant: str, memory_bytes: int, work: StopHook | None = None) -> AbstractContextManager[None]:
+        """Hold a slot and memory for other work of a tenant, as one of its compilations; see `CompileCapacity.hold`."""
+        capacity = self._compiler.capacity
+        return capacity.hold(min(memory_bytes, capacity.whole_bytes), Share(tenant, self.weigh(tenant)), stop=work)
 
     def statistics(self) -> DeployStatistics:
         """Return a snapshot."""

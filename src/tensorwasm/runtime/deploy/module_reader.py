@@ -28,6 +28,7 @@ from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
+    from tensorwasm.offload.module import CutModule
 
 HERE_BYTES: Final = 128 << 10
 """What is decoded in this process. Python reads some megabytes a second, of what is made to be slow one."""
@@ -83,6 +84,15 @@ class ModuleReader:
 
             return instrument(wasm)
         made: InstrumentedModule = self._ask("instrument", wasm, share, stop)
+        return made
+
+    def cut(self, wasm: bytes, share: Share, stop: Cancellation | None = None) -> CutModule:
+        """Return a module with guards in front of its loops (`tensorwasm.offload.module.cut_module`)."""
+        if _is_short(len(wasm)):
+            from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - the whole codec, rarely needed
+
+            return cut_module(wasm)
+        made: CutModule = self._ask("cut", wasm, share, stop)
         return made
 
     def _ask(self, reading: Reading, wasm: bytes, share: Share, stop: Cancellation | None) -> Any:

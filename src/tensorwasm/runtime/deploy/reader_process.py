@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal
 VALUE: Final = b"+"
 REFUSED: Final = b"-"
 
-Reading = Literal["scan", "proposal", "instrument"]
+Reading = Literal["scan", "proposal", "instrument", "cut"]
 """What is read of a module."""
 
 
@@ -49,6 +49,10 @@ def _reader(reading: str) -> Callable[[bytes], object]:
         from tensorwasm.guest.saved.instrumented import instrument  # noqa: PLC0415 - the whole codec, rarely needed
 
         return instrument
+    if reading == "cut":
+        from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - the same
+
+        return cut_module
     if reading == "proposal":
         from tensorwasm.wasm.module import find_proposal  # noqa: PLC0415 - the same
 

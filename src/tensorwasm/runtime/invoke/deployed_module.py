@@ -12,28 +12,35 @@ Words for how long guests take, here and in what runs them:
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import MissingExport, NotSupported, quote, quote_all
+from tensorwasm.errors import MissingExport, NotSupported, TensorWasmError, quote, quote_all
 from tensorwasm.guest.engine.module import COMMAND, INITIALISE
 from tensorwasm.runtime.deploy.form import Form
 from tensorwasm.values import MIB, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import Export, Preamble, longest_body
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tensorwasm.gpu.shared_device import SharedDevice
     from tensorwasm.guest.engine.engine import Engine
     from tensorwasm.guest.engine.module import CompiledModule
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
+    from tensorwasm.runtime.deploy.deployer import StopHook
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
     from tensorwasm.runtime.invoke.offloading import Offloading
+    from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.runtime.warm import WarmPool, WarmSpecification
     from tensorwasm.values import Limits, OffloadMode
+
+_log: Final = logging.getLogger(__name__)
 
 DEFAULT_EXPORTS: Final = (COMMAND, "main")
 
@@ -54,6 +61,14 @@ class Host(Protocol):
     limits: Limits
 
     @property
+    def tenant(self) -> str:
+        """Whose module it is."""
+
+    @property
+    def offload_compiler(self) -> OffloadCompiler:
+        """Cuts modules, and makes plans of their loops."""
+
+    @property
     def device_reason(self) -> str:
         """Why this device was taken."""
 
@@ -68,8 +83,10 @@ class Host(Protocol):
     def share(self) -> SharedDevice:
         """Return the device, opened now if it was not, as sessions share it."""
 
-    def prepare(self, wasm: bytes, module: CompiledModule, form: Form) -> LinkedModule | None:
-        """Compile and link a module for a form, None where there are no compiled host functions."""
+    def prepare(
+        self, wasm: bytes, module: CompiledModule, form: Form, work: StopHook | None = None
+    ) -> LinkedModule | None:
+        """Compile and link a module for a form, None where there are no compiled host functions; ``work`` stops it."""
 
     def instrument(self, wasm: bytes) -> InstrumentedModule:
         """Return the forms of a module whose instances can be saved, or raise `NotCapturable`."""
@@ -79,9 +96,16 @@ class DeployedModule:
     """A compiled module and its limits. Thread-safe."""
 
     def __init__(
-        self, host: Host, name: str, wasm: bytes, prepared: LinkedModule, offload: OffloadMode = "off"
+        self,
+        host: Host,
+        name: str,
+        wasm: bytes,
+        prepared: LinkedModule,
+        offload: OffloadMode = "off",
+        *,
+        offload_waits: bool = False,
     ) -> None:
-        """Wrap a module whose imports are resolved."""
+        """Wrap a module whose imports are resolved, and have it cut if its loops are to run elsewhere."""
         self.name = name  # for people
         self.host = host  # the runtime, with the limits of this module
         self.prepared = prepared  # the module's first form, without a GPU; others are compiled on first use
@@ -98,9 +122,12 @@ class DeployedModule:
         self._wasm = wasm
         self._forms = {Form(): prepared}
         self._instrumented: InstrumentedModule | None = None
-        self._offloading: Offloading | None = None
-        self._cutting = threading.Lock()
         self._instrumenting = threading.Lock()  # of its own: `cached_property` has one for all modules
+        self._waits = offload_waits  # whether calls wait for the cut module, and for plans
+        # How its loops run elsewhere, None if none does; without a future they run here.
+        self.cutting: Future[Offloading | None] | None = None
+        if offload != "off":
+            self.cutting = host.offload_compiler.begin(host.tenant, self._cut)
 
     @functools.cached_property
     def brief(self) -> bool:
@@ -138,15 +165,27 @@ class DeployedModule:
 
     @property
     def offloading(self) -> Offloading | None:
-        """How its loops run elsewhere, found out on first use; None if none does."""
-        if self.offload == "off":
+        """How its loops run elsewhere; None if none does, or it is not found out yet and calls do not wait for it."""
+        cutting = self.cutting
+        if cutting is None or not (self._waits or cutting.done()):
             return None
-        with self._cutting:
-            if self._offloading is None:
-                from tensorwasm.runtime.invoke.offloading import Offloading  # noqa: PLC0415 - most calls need none
+        if self._waits:
+            return cutting.result()
+        return None if cutting.cancelled() or cutting.exception() is not None else cutting.result()
 
-                self._offloading = Offloading(self._wasm)
-        return self._offloading if self._offloading.regions else None
+    def _cut(self, work: StopHook) -> Offloading | None:
+        """Cut the module, and compile it again."""
+        from tensorwasm.runtime.invoke.offloading import Offloading  # noqa: PLC0415 - most calls need none
+
+        compiler, tenant = self.host.offload_compiler, self.host.tenant
+        try:
+            made = Offloading(compiler, compiler.cut(self._wasm, tenant, work), tenant, waits=self._waits)
+            if made.regions:
+                self.form(Form(offload=made), work)
+        except TensorWasmError as error:
+            _log.warning("loops of the module %s are not offloaded: %s", self.name, error.message)
+            raise
+        return made if made.regions else None
 
     def initialisers(self, export: str | None) -> tuple[str, ...]:
         """Return what a fresh sandbox calls, in order, before an export; None for any export.
@@ -167,10 +206,10 @@ class DeployedModule:
         found = self.prepared.module.exports.get(export)
         return found.signature.results if found is not None and found.signature is not None else ()
 
-    def form(self, form: Form) -> LinkedModule:
+    def form(self, form: Form, work: StopHook | None = None) -> LinkedModule:
         """Return a form of the module, made on first use, without compiled host functions if there are none.
 
-        Raises `NotSupported` for a module with exceptions whose memory is to be made by the host.
+        ``work`` stops that. Raises `NotSupported` for a module with exceptions whose memory is to be made by the host.
         """
         prepared = self._forms.get(form)
         if prepared is None:
@@ -179,7 +218,7 @@ class DeployedModule:
             wasm = self._wasm if form.offload is None else form.offload.wasm
             if form.instrumented:
                 wasm = getattr(self.instrumented, form.instrumented)
-            prepared = self.host.prepare(wasm, self.prepared.module, form)
+            prepared = self.host.prepare(wasm, self.prepared.module, form, work)
             prepared = self._forms[form] = prepared or self.form(form._replace(native=False))
         return prepared
 

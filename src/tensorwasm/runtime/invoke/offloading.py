@@ -1,6 +1,6 @@
 """How loops of a module run elsewhere: its form with guards, and the plans and places behind these.
 
-Imported for functions that are offloaded only: what makes plans and machine code takes long to import.
+Imported for functions that are offloaded only: what loads machine code takes long to import.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tensorwasm.guest.imports.offload import device_target, host_target
-from tensorwasm.guest.imports.offload.guards import INTEGERS, OffloadService, RegionStatistics, make_guards
-from tensorwasm.offload.analysis.build import RegionCode, build_nest, read_region
-from tensorwasm.offload.module import cut_module
-from tensorwasm.offload.plan_cache import PlanCache, PlanKey
-from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.guest.imports.offload.device_target import DeviceTarget
+from tensorwasm.guest.imports.offload.guards import OffloadService, RegionStatistics, make_guards
+from tensorwasm.guest.imports.offload.host_target import HostTarget
+from tensorwasm.offload.codegen.host import LoadedProgram, host_processor
+from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
+from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
 from tensorwasm.runtime.invoke.device_access import end_session, open_session
+from tensorwasm.runtime.offload.plan_job import PlanJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from tensorwasm.gpu.session import Session
     from tensorwasm.gpu.shared_device import SharedDevice
-    from tensorwasm.offload.codegen.host import HostPlan, LoadedProgram
     from tensorwasm.offload.codegen.nvptx import GpuCode
-    from tensorwasm.offload.codegen.sizes import SharedCodes
-    from tensorwasm.offload.program import NestProgram
+    from tensorwasm.offload.module import CutModule
+    from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.values import Deadline, OffloadMode
 
+_Code = TypeVar("_Code")
 _NEWEST_ARCHITECTURE: Final = (9, 0)
 """Newest compute capability that code is made for; newer devices run it too."""
 
@@ -38,22 +40,26 @@ class Offloading:
     """The regions of one module, and what is known of them. Thread-safe.
 
     Attributes:
+        cut: the module with guards, and its loops.
         wasm: the module with guards; empty if it has no regions.
+        regions: those with a guard, by their numbers.
         guards: its guards, as host functions.
         statistics: of each region, all ended calls together.
     """
 
-    def __init__(self, wasm: bytes) -> None:
-        """Cut the regions out of a module."""
-        self.cut = cut_module(wasm)
-        self.regions = self.cut.regions
-        self.wasm = self.cut.wasm
+    def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, *, waits: bool) -> None:
+        """Have plans of a tenant's module made; calls wait for them if ``waits``."""
+        self.cut = cut
+        self.regions = cut.regions
+        self.wasm = cut.wasm
         self.guards = make_guards(self.regions)
         self.statistics = [RegionStatistics() for _ in self.regions]
-        self._codes: dict[int, RegionCode] = {}
+        self._compiler = compiler
+        self._tenant = tenant
+        self._waits = waits
         self._lock = threading.Lock()
-        self._host_plans: PlanCache[HostPlan] = PlanCache(partial(self._plan_for_host, host_target.host_codes()))
-        self._device_plans: dict[tuple[int, int], PlanCache[device_target.DevicePlan]] = {}
+        self._host_plans = self._plans(host_processor(), LoadedProgram)
+        self._device_plans: dict[tuple[int, int], PlanCache[MadePlan, ReadyPlan[GpuCode]]] = {}
 
     @contextmanager
     def serving(
@@ -79,18 +85,24 @@ class Offloading:
                     for total, mine in zip(self.statistics, serving.statistics, strict=True):
                         total.add(mine)
 
-    def _host_service(self) -> OffloadService[HostPlan]:
-        return OffloadService(self.regions, self._host_plans, host_target.HostTarget())
+    def _plans(
+        self, target: tuple[int, int] | str, load: Callable[[Any], _Code]
+    ) -> PlanCache[MadePlan, ReadyPlan[_Code]]:
+        codes = LoadedCodes(load)
+        return PlanCache(partial(self._request, target, codes), codes.ready, waits=self._waits)
+
+    def _host_service(self) -> OffloadService[ReadyPlan[LoadedProgram]]:
+        return OffloadService(self.regions, self._host_plans, HostTarget())
 
     @contextmanager
     def _device_service(
         self, shared: SharedDevice, tenant: str, deadline: Deadline
-    ) -> Iterator[OffloadService[device_target.DevicePlan]]:
+    ) -> Iterator[OffloadService[ReadyPlan[GpuCode]]]:
         architecture = min(shared.info.compute_capability, _NEWEST_ARCHITECTURE)
         with self._lock:
             plans = self._device_plans.get(architecture)
             if plans is None:
-                plans = PlanCache(partial(self._plan_for_device, device_target.device_codes(architecture)))
+                plans = self._plans(architecture, _as_it_is)
                 self._device_plans[architecture] = plans
         with ExitStack() as stack:
 
@@ -100,24 +112,15 @@ class Offloading:
                 session.enter(deadline)
                 return session
 
-            yield OffloadService(self.regions, plans, device_target.DeviceTarget(open_one))
+            yield OffloadService(self.regions, plans, DeviceTarget(open_one))
 
-    def program(self, key: PlanKey) -> NestProgram:
-        """Return how a region runs in parallel; raise `Declined` if it cannot."""
-        region = self.regions[key.region]
-        given = iter(key.integers)
-        integers = {local: next(given) for local, kind in region.inputs if kind in INTEGERS}
-        global_values = {number: next(given) for number, _ in region.globals}
-        return plan(build_nest(self._code(key.region), integers, global_values), key.memory_bytes)
+    def _request(
+        self, target: tuple[int, int] | str, codes: LoadedCodes[Any], key: PlanKey
+    ) -> Future[MadePlan | PlanRefusal] | None:
+        lone = self.cut.lone[key.region]
+        job = PlanJob(self._tenant, lone, key.integers, key.memory_bytes, target, codes.known())
+        return self._compiler.request(job)
 
-    def _code(self, number: int) -> RegionCode:
-        code = self._codes.get(number)
-        if code is None:
-            code = self._codes[number] = read_region(self.cut.original, self.regions[number])
-        return code
 
-    def _plan_for_host(self, codes: SharedCodes[LoadedProgram], key: PlanKey) -> HostPlan:
-        return host_target.prepare_for_host(self.program(key), codes)
-
-    def _plan_for_device(self, codes: SharedCodes[GpuCode], key: PlanKey) -> device_target.DevicePlan:
-        return device_target.prepare_for_device(self.program(key), codes)
+def _as_it_is(code: GpuCode) -> GpuCode:
+    return code

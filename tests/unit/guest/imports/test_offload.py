@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from itertools import count
+
 import pytest
 
 from fakes.guest import FakeCall
 from tensorwasm.errors import InternalError
-from tensorwasm.guest.imports.offload.guards import MOST_NANS, SERVICE, OffloadService, make_guards
+from tensorwasm.guest.imports.offload import guards
+from tensorwasm.guest.imports.offload.guards import (
+    ASK_EVERY_NS,
+    MOST_DECLINES,
+    MOST_NANS,
+    SERVICE,
+    OffloadService,
+    make_guards,
+)
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
@@ -32,8 +43,15 @@ class FakeTarget:
         return self.outcome
 
 
-def serve(outcome, make=lambda key: key):
-    service = OffloadService([REGION], PlanCache(make), FakeTarget(outcome))
+def ready(key):
+    """Return what has made a plan already, which is its key."""
+    made = Future()
+    made.set_result(key)
+    return made
+
+
+def serve(outcome, request=ready):
+    service = OffloadService([REGION], PlanCache(request, lambda code: code, waits=True), FakeTarget(outcome))
     return service, FakeCall(services={SERVICE: service})
 
 
@@ -54,10 +72,7 @@ def test_an_output_that_the_plan_does_not_name_is_unchanged():
 
 @pytest.mark.parametrize("services", [{}, None])
 def test_a_region_that_is_declined_gives_its_outputs_back(services):
-    def make(_key):
-        raise Declined(DeclineReason.SEQUENTIAL)
-
-    service, call = serve({}, make)
+    service, call = serve({}, lambda _key: ready(PlanRefusal(DeclineReason.SEQUENTIAL)))
     if services is not None:
         call = FakeCall(services=services)
     assert make_guards([REGION])[0].body(call, *VALUES) == (0, services is not None, -(1 << 31), 1 << 40)
@@ -67,7 +82,7 @@ def test_a_region_that_is_declined_gives_its_outputs_back(services):
 
 def test_a_guard_without_outputs_says_what_came_of_it():
     region = LoopRegion(0, 0, 5, ((0, "i32"),), (), (), 1)
-    service = OffloadService([region], PlanCache(lambda key: key), FakeTarget({}))
+    service = OffloadService([region], PlanCache(ready, lambda code: code, waits=True), FakeTarget({}))
     guard = make_guards([region])[0]
     assert guard.body(FakeCall(services={SERVICE: service}), 5) == (1, 0)
     assert guard.body(FakeCall(), 5) == (0, 1)
@@ -88,6 +103,17 @@ def test_a_place_that_refuses_a_plan_is_not_asked_again():
     for _ in range(3):
         assert guard.body(call, *VALUES)[0] == 0
     assert len(service._target.runs) == 1
+
+
+@pytest.mark.parametrize(("every_ns", "off"), [(ASK_EVERY_NS // 4, True), (ASK_EVERY_NS * 2, False)])
+def test_a_guard_whose_code_is_being_made_is_off_only_if_calls_of_it_cost_much(monkeypatch, every_ns, off):
+    clock = count(step=every_ns)
+    monkeypatch.setattr(guards.time, "perf_counter_ns", lambda: next(clock) // 2)  # it is read twice
+    service = OffloadService([REGION], PlanCache(lambda _key: Future(), lambda code: code), FakeTarget({}))
+    guard, call = make_guards([REGION])[0], FakeCall(services={SERVICE: service})
+    assert [guard.body(call, *VALUES)[:2] for _ in range(MOST_DECLINES)] == [(0, 0)] * MOST_DECLINES
+    answers = [guard.body(call, *VALUES)[:2] for _ in range(4 * MOST_DECLINES)]
+    assert ((0, 1) in answers) is off
 
 
 def test_another_service_of_the_name_is_an_error():

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.offload.codegen.arguments import ProgramArguments, arguments_of, known_results, storage_bytes
+from tensorwasm.offload.codegen.arguments import storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
-from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, compile_for_gpu, grid_of
-from tensorwasm.offload.codegen.sizes import SharedCodes, with_sizes
+from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, grid_of
+from tensorwasm.offload.codegen.sizes import ReadyPlan
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.program import Array, HostLoop, Kernel, NestProgram
+from tensorwasm.offload.program import Array, HostLoop, Kernel
 from tensorwasm.values import Deadline, LaunchConfig
 
 if TYPE_CHECKING:
@@ -26,26 +26,6 @@ _FLAG_BYTES: Final = 8
 _RESULT_BYTES: Final = 8
 _SIZES: Final = {"i32": 4, "f32": 4, "i64": 8, "f64": 8}
 _ONE_THREAD: Final = LaunchConfig((1, 1, 1), (1, 1, 1))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DevicePlan:
-    """A program, and code of it or of one that differs in sizes."""
-
-    program: NestProgram
-    arguments: ProgramArguments
-    code: GpuCode
-
-
-def device_codes(architecture: tuple[int, int]) -> SharedCodes[GpuCode]:
-    """Return a maker of code for a compute capability."""
-    return SharedCodes(lambda program: compile_for_gpu(program, architecture))
-
-
-def prepare_for_device(program: NestProgram, codes: SharedCodes[GpuCode]) -> DevicePlan:
-    """Make a program ready for a device; raise `Declined` if it cannot be."""
-    sized = with_sizes(program)
-    return DevicePlan(sized, arguments_of(sized), codes.of(sized))
 
 
 class DeviceTarget:
@@ -62,7 +42,7 @@ class DeviceTarget:
         self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
         self._kernels: dict[tuple[str, str], int] = {}  # ids of loaded kernels, by PTX and entry
 
-    def run(self, plan: DevicePlan, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+    def run(self, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
         with ExitStack() as stack:
             try:
@@ -110,10 +90,10 @@ class DeviceTarget:
 
 @contextmanager
 def _lent(
-    target: DeviceTarget, session: Session, plan: DevicePlan, inputs: Mapping[int, int], call: HostCall
+    target: DeviceTarget, session: Session, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall
 ) -> Iterator[_DeviceRun]:
     """Hold the buffers that a run needs."""
-    arguments = plan.arguments
+    arguments = plan.program.arguments
     sizes = [array.size_bytes for array in arguments.arrays]
     sizes += [storage_bytes(cell) for cell in arguments.cells]
     sizes.append(_FLAG_BYTES + _RESULT_BYTES * len(arguments.results))
@@ -132,7 +112,7 @@ class _DeviceRun:
 
     target: DeviceTarget
     session: Session
-    plan: DevicePlan
+    plan: ReadyPlan[GpuCode]
     inputs: Mapping[int, int]
     call: HostCall
     buffers: list[int]
@@ -148,14 +128,14 @@ class _DeviceRun:
         self._steps(self.plan.program.steps, self.plan.program.sizes)
         if code.results is not None:
             self._launch(code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
-        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(self.plan.arguments.results))
+        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(self.plan.program.arguments.results))
         self.session.buffers.read(self.shown, memoryview(shown), deadline)
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
         places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
-        return known_results(self.plan.program) | {
+        return self.plan.program.known | {
             local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
-            for place, (local, kind) in zip(places, self.plan.arguments.results, strict=True)
+            for place, (local, kind) in zip(places, self.plan.program.arguments.results, strict=True)
         }
 
     def give_back(self) -> None:
@@ -167,7 +147,7 @@ class _DeviceRun:
                 self.target.moved_bytes += array.size_bytes
 
     def _arrays(self) -> Iterator[tuple[Array, int]]:
-        return zip(self.plan.arguments.arrays, self.buffers, strict=False)
+        return zip(self.plan.program.arguments.arrays, self.buffers, strict=False)
 
     def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> None:
         for step in steps:
@@ -189,10 +169,10 @@ class _DeviceRun:
     def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument]) -> None:
         code = self.plan.code
         kernel = self.target.load(self.session, code.ptx, entry, self.call)
-        origins = [array.origin for array in self.plan.arguments.arrays]
+        origins = [array.origin for array in self.plan.program.arguments.arrays]
         buffers = [BufferOffset(handle, origin) for handle, origin in zip_longest(self.buffers, origins, fillvalue=0)]
         inputs = [
-            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in self.plan.arguments.inputs
+            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in self.plan.program.arguments.inputs
         ]
         arguments = [*buffers, *inputs, *given, BufferOffset(self.shown, 0)]
         self.session.kernels.submit(kernel, config, lambda: arguments, None, self.call.deadline)

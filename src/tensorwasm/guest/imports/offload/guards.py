@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
@@ -17,7 +17,7 @@ from tensorwasm.guest.imports.offload import SERVICE
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.cut import INTERFACE, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
+from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
 
 INTEGERS: Final = frozenset({"i32", "i64"})
 """Types of inputs that a plan holds for one value of."""
@@ -27,6 +27,8 @@ MOST_NANS: Final = 3
 MOST_DECLINES: Final = 256
 DECLINES_FOR_ONE: Final = 16
 """A guard is off for the rest of an instance after so many declines, and so many more for each region that it ran."""
+ASK_EVERY_NS: Final = 200_000
+"""Beyond `MOST_DECLINES` a guard may be called so often while code is made: that costs some percent of the time."""
 
 _BITS: Final[Mapping[str, int]] = {"i32": 32, "f32": 32, "i64": 64, "f64": 64}
 
@@ -77,13 +79,17 @@ class RegionStatistics:
 class OffloadService(Generic[_Plan]):
     """The guards' work for one instance. Used by one thread at a time."""
 
-    def __init__(self, regions: Sequence[LoopRegion], plans: PlanCache[_Plan], target: OffloadTarget[_Plan]) -> None:
+    def __init__(
+        self, regions: Sequence[LoopRegion], plans: PlanCache[Any, _Plan], target: OffloadTarget[_Plan]
+    ) -> None:
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
         self._plans = plans
         self._target = target
         self._nans: Counter[PlanKey] = Counter()
         self._left = [MOST_DECLINES for _ in regions]  # declines of each guard until it is off
+        self._asked: Counter[int] = Counter()  # how often each was called while its code was being made
+        self._first_asked_ns: dict[int, int] = {}
 
     def is_off(self, number: int) -> bool:
         """Return whether the guard of a region need not be called any more: it nearly always declines."""
@@ -100,12 +106,12 @@ class OffloadService(Generic[_Plan]):
         region, statistics = self._regions[number], self.statistics[number]
         began_ns = time.perf_counter_ns()
         key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
-        plan = self._plans.find(key)
+        plan = self._plans.find(key, call.deadline)
         found_ns = time.perf_counter_ns()
         statistics.planned_s += (found_ns - began_ns) * 1e-9
         if isinstance(plan, PlanRefusal):
             statistics.declined[plan] += 1
-            self._left[number] -= 1
+            self._count_decline(number, plan, began_ns)
             return None
         moved_bytes = self._target.moved_bytes
         try:
@@ -122,6 +128,15 @@ class OffloadService(Generic[_Plan]):
             _signed(results[local], _BITS[kind]) if local in results else values[kept[local]]
             for local, kind in region.outputs
         ]
+
+    def _count_decline(self, number: int, refusal: PlanRefusal, now_ns: int) -> None:
+        """Bring a guard nearer to being off; asking for what is being made does so only as far as it costs much."""
+        if refusal is NOT_READY:
+            self._asked[number] += 1
+            first_ns = self._first_asked_ns.setdefault(number, now_ns)
+            if self._asked[number] <= MOST_DECLINES + (now_ns - first_ns) // ASK_EVERY_NS:
+                return
+        self._left[number] -= 1
 
     def _note(self, key: PlanKey, refusal: PlanRefusal, statistics: RegionStatistics) -> None:
         """Count a run that was declined, and remember it unless the next one may be taken."""

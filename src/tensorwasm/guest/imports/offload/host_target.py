@@ -8,11 +8,10 @@ from functools import cache, partial
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall
-from tensorwasm.offload.codegen.host import HostPlan, LoadedProgram, compile_for_host
+from tensorwasm.offload.codegen.host import LoadedProgram
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
-from tensorwasm.offload.codegen.sizes import SharedCodes, with_sizes
+from tensorwasm.offload.codegen.sizes import ReadyPlan
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.program import NestProgram
 
 
 class HostTarget:
@@ -20,7 +19,7 @@ class HostTarget:
 
     moved_bytes = 0
 
-    def run(self, plan: HostPlan, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+    def run(self, plan: ReadyPlan[LoadedProgram], inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
         run = _pool().run(plan, call.memory.address, inputs, call.deadline, partial(_must_end, call))
         if run.outcome is HostOutcome.NOT_A_NUMBER:
@@ -29,17 +28,6 @@ class HostTarget:
             call.check()
             raise InternalError("the threads of the host have stopped, and the guest was not to end")
         return run.results
-
-
-def host_codes() -> SharedCodes[LoadedProgram]:
-    """Return a maker of code for the host."""
-    return SharedCodes(lambda program: LoadedProgram(compile_for_host(program)))
-
-
-def prepare_for_host(program: NestProgram, codes: SharedCodes[LoadedProgram]) -> HostPlan:
-    """Make a program ready for the host; raise `Declined` if it cannot be."""
-    sized = with_sizes(program)
-    return HostPlan(sized, codes.of(sized))
 
 
 @cache

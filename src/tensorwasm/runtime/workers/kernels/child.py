@@ -1,7 +1,8 @@
 """The kernel compiler's process: ``python -m tensorwasm.runtime.workers.kernels.child PARENT``.
 
-It reads jobs from standard input and answers each on standard output, in MessagePack, until its input ends. Guarding, verifying and ptxas get untrusted texts, so the process limits its
-memory, writes no core files, has a low priority and no key. It ends with the thread that started it.
+It reads jobs from standard input and answers each on standard output, in MessagePack, until its input ends. Guarding,
+verifying and ptxas get untrusted texts, so the process limits its memory, writes no core files, has a low priority and
+no key. It ends with the thread that started it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,206 @@
+"""`OffloadCompiler`: makes cut modules and plans on threads and in processes of its own, and keeps them signed.
+
+A module is cut and compiled again as one of its tenant's compilations. Plans are made one after the other, tenants in
+turns, in a fork of one process (`tensorwasm.runtime.offload.plan_process`), within limits: what crashes it, or takes
+too much, costs that plan. All of it lies in the folder of compiled kernels, signed, under hashes of all that it depends
+on, so it is made once for a tenant on a machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tensorwasm.artifacts.hashing import blake3
+from tensorwasm.errors import CapacityExhausted, RateLimited
+from tensorwasm.gpu.resources.kernel_store import name_of
+from tensorwasm.guest.engine.child_process import ChildResponse, describe, kept_variables
+from tensorwasm.guest.engine.job_process import BrokenProcess, JobProcess, Late
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.module import CutModule
+from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
+from tensorwasm.runtime.deploy.deployer import Deployer, StopHook
+from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
+from tensorwasm.runtime.offload.plan_job import MAX_ANSWER_BYTES, PLAN, PlanJob, code_digest, decode, encode
+from tensorwasm.runtime.offload.tenant_thread import TenantThread
+from tensorwasm.values import MIB
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.resources.kernel_store import KernelStore
+
+PROGRAM: Final = ("-m", "tensorwasm.runtime.offload.plan_process")
+MEMORY_BYTES: Final = 1024 * MIB
+"""Address space for a plan."""
+CPU_S: Final = 10
+"""Seconds of a processor for a plan."""
+WALL_S: Final = 120.0
+"""What a plan may take by the clock, on a machine that has other work, the start of the process included."""
+
+_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONPATH", "SYSTEMROOT", "TENSOR_WASM_NATIVE")
+_PASSING: Final = frozenset({DeclineReason.FAULT, DeclineReason.CRASH, DeclineReason.OUT_OF_TIME})
+"""Refusals that another process may not meet."""
+
+_Made = TypeVar("_Made")
+_log: Final = logging.getLogger(__name__)
+
+
+class OffloadCompiler:
+    """Makes cut modules and plans. Thread-safe; nothing but `cut` and `close` waits.
+
+    Args:
+        deployer: whose capacity compilations share.
+        program: what Python runs as the process that makes plans.
+
+    Attributes:
+        made: plans and refusals that a process has made.
+        kept: those that were found on the disk.
+    """
+
+    def __init__(self, deployer: Deployer, program: Sequence[str] = PROGRAM) -> None:
+        self._deployer = deployer
+        self._program = program
+        self._lock = threading.Lock()
+        self._plans = TenantThread("tensorwasm-plans", self._drop_process)
+        self._modules = TenantThread("tensorwasm-cutting")
+        self._wanted: dict[bytes, Future[Any]] = {}
+        self._stops: set[StopHook] = set()
+        self._process: JobProcess | None = None
+        self._closed = False
+        self.made = 0
+        self.kept = 0
+
+    def request(self, job: PlanJob) -> Future[Any] | None:
+        """Have a plan made, or taken from the disk: code for its target or a `PlanRefusal`.
+
+        Returns None if too much waits; `NOT_READY` comes if it cannot be made now, and may be later.
+        """
+        name = job.name
+        with self._lock:
+            if (wanted := self._wanted.get(name)) is not None:
+                return wanted
+            requested = self._plans.submit(job.tenant, partial(self._find, name, job))
+            if requested is None:
+                return None
+            self._wanted[name] = requested
+        requested.add_done_callback(lambda _: self._forget(name))
+        return requested
+
+    def begin(self, tenant: str, task: Callable[[StopHook], _Made]) -> Future[_Made] | None:
+        """Have a module prepared in its tenant's turn; closing stops what is being done. None if too much waits."""
+        return self._modules.submit(tenant, partial(self._stoppable, task))
+
+    def cut(self, wasm: bytes, tenant: str, work: StopHook | None = None) -> CutModule:
+        """Return a module with guards, from the disk if it was cut before. Blocks; raises as `Deployer.cut` does."""
+        name = name_of("cut", code_digest(), tenant, blake3(wasm))
+        found = self._read(name)
+        if not isinstance(found, CutModule):
+            found = self._deployer.cut(wasm, tenant, work)
+            self._keep(name, found)
+        return found
+
+    def close(self) -> None:
+        """End what is being made, and the process. Idempotent."""
+        with self._lock:
+            self._closed = True
+            stops = list(self._stops)
+            if self._process is not None:
+                self._process.kill()  # so that its thread, which owns it, waits for it no longer
+        for stop in stops:
+            stop.stop()
+        self._plans.close()
+        self._modules.close()
+
+    # ------------------------------------------------------------------------------------------- on the threads
+
+    def _stoppable(self, task: Callable[[StopHook], _Made]) -> _Made:
+        stop = StopHook()
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._stops.add(stop)
+        try:
+            return task(stop)
+        finally:
+            with self._lock:
+                self._stops.discard(stop)
+
+    def _find(self, name: bytes, job: PlanJob) -> object:
+        found = self._read(name)
+        if found is not None:
+            self.kept += 1
+            return found
+        try:
+            found = self._stoppable(partial(self._make, job))
+        except (CancelledError, CapacityExhausted, RateLimited):
+            return NOT_READY
+        self.made += 1
+        if not isinstance(found, PlanRefusal) or found.reason not in _PASSING:
+            self._keep(name, found)
+        return found
+
+    def _make(self, job: PlanJob, stop: StopHook) -> object:
+        with self._deployer.hold(job.tenant, MEMORY_BYTES, stop):
+            process = self._open_process()
+            try:
+                answer = process.ask(encode(job), WALL_S)
+                return self._read_answer(answer, process.complaint)
+            except Late:
+                return PlanRefusal(DeclineReason.OUT_OF_TIME)
+            except BrokenProcess as error:
+                if self._closed:
+                    raise CancelledError from None
+                return PlanRefusal(DeclineReason.CRASH, str(error))
+            finally:
+                if not process.fit:
+                    self._drop_process()
+
+    def _read_answer(self, answer: bytes, said: bytes) -> object:
+        if answer.startswith(PLAN):
+            if said:
+                _log.error("the process that makes plans says: %s", said.decode("utf-8", "replace"))
+            return decode(answer[1:])
+        ended = ChildResponse(complaint=bytearray(said), status=int(answer[1:]))
+        if ended.out_of_time:
+            return PlanRefusal(DeclineReason.OUT_OF_TIME)
+        if ended.out_of_memory:
+            return PlanRefusal(DeclineReason.OUT_OF_MEMORY)
+        _log.warning("the process that makes plans %s: %s", describe(ended.status), said.decode("utf-8", "replace"))
+        return PlanRefusal(DeclineReason.CRASH, describe(ended.status))
+
+    def _open_process(self) -> JobProcess:
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            if self._process is None:
+                arguments = [*self._program, str(MEMORY_BYTES), str(CPU_S)]
+                variables = kept_variables(_VARIABLES)
+                self._process = JobProcess(arguments, variables, MAX_ANSWER_BYTES, complains=True)
+            return self._process
+
+    def _drop_process(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    def _forget(self, name: bytes) -> None:
+        with self._lock:
+            self._wanted.pop(name, None)
+
+    # ------------------------------------------------------------------------------------------- the disk
+
+    @cached_property
+    def _store(self) -> KernelStore | None:
+        return open_kernel_folder()
+
+    def _read(self, name: bytes) -> object:
+        data = None if self._store is None else self._store.get(name)
+        return None if data is None else decode(data)
+
+    def _keep(self, name: bytes, made: object) -> None:
+        if self._store is not None:
+            self._store.put(name, encode(made))

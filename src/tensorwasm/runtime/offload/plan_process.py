@@ -1,0 +1,104 @@
+"""The process that makes plans: ``python -m tensorwasm.runtime.offload.plan_process MEMORY_BYTES CPU_S PARENT``.
+
+It reads jobs from standard input and answers each on standard output, until its input ends. isl and LLVM work on what
+an untrusted module gives them, so each job is done in a fork, which is limited in memory and processor time, has
+neither a key nor the pipes to the parent, and leaves nothing behind for the next tenant. An answer is `PLAN` and a plan
+or refusal, as `tensorwasm.runtime.offload.plan_job` encodes it, or `FAILED` and the fork's exit status.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tensorwasm.guest.engine.compiler_process import UNLIMITED, confine, step_back
+from tensorwasm.guest.engine.job_process import answer_jobs
+from tensorwasm.guest.imports.offload.device_target import prepare_for_device
+from tensorwasm.guest.imports.offload.guards import INTEGERS
+from tensorwasm.offload.analysis.build import build_nest, read_region
+from tensorwasm.offload.codegen.host import compile_for_host
+from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.plan_cache import PlanRefusal
+from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.runtime.offload.plan_job import FAILED, MAX_ANSWER_BYTES, MAX_JOB_BYTES, PLAN, PlanJob, decode, encode
+from tensorwasm.wasm.module import decode as decode_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, NoReturn
+
+_COMPLAINT_BYTES: Final = 64 << 10
+_STANDARD_ERROR: Final = 2
+
+
+def main(arguments: list[str], source: IO[bytes], sink: IO[bytes]) -> int:
+    """Answer jobs until the input ends; return the exit code."""
+    memory_bytes, cpu_s, parent = map(int, arguments)
+    step_back()
+    confine(parent, memory_bytes, UNLIMITED, UNLIMITED)
+    gc.freeze()
+    return answer_jobs(source, sink, MAX_JOB_BYTES, partial(_answer, memory_bytes, cpu_s))
+
+
+def _answer(memory_bytes: int, cpu_s: int, job: bytes) -> bytes:
+    """Do a job in a fork."""
+    os.ftruncate(_STANDARD_ERROR, 0)  # what an earlier one has said
+    reading, writing = os.pipe()
+    template = os.getpid()
+    process = os.fork()
+    if not process:
+        os.close(reading)
+        _do_and_end(job, writing, lambda: confine(template, memory_bytes, cpu_s, _COMPLAINT_BYTES))
+    os.close(writing)
+    with open(reading, "rb") as pipe:  # noqa: PTH123 - of a descriptor
+        answer = pipe.read(MAX_ANSWER_BYTES - 1)
+    if len(answer) == MAX_ANSWER_BYTES - 1:  # it is not reaped yet, so the number is its own
+        os.kill(process, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return PLAN + answer if not status else FAILED + str(status).encode()
+
+
+def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn:
+    status = 1
+    try:
+        os.close(0)
+        os.close(1)
+        limit()
+        with open(writing, "wb") as pipe:
+            pipe.write(encode(make(decode(job))))
+        status = 0
+    except BaseException:  # noqa: BLE001 - a fork does not go on as its template
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def make(job: PlanJob) -> object:
+    """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
+    lone, given = job.lone, iter(job.integers)
+    integers = {local: next(given) for local, kind in lone.region.inputs if kind in INTEGERS}
+    global_values = {number: next(given) for number, _ in lone.region.globals}
+    try:
+        code = read_region(decode_module(lone.wasm), lone.region)
+        program = plan(build_nest(code, integers, global_values), job.memory_bytes)
+        if isinstance(job.target, str):
+            return compile_for_host(program)
+        return prepare_for_device(program, job.target)
+    except Declined as declined:
+        return PlanRefusal(declined.reason, declined.detail)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a fault of ours, which the loop does not notice
+        traceback.print_exc()
+        return PlanRefusal(DeclineReason.FAULT, type(error).__name__)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        sys.exit(main(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer))
