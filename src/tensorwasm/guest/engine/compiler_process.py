@@ -93,7 +93,8 @@ def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> 
         limits[resource.RLIMIT_AS] = memory_bytes
     for limit, value in limits.items():
         if value != UNLIMITED:
-            resource.setrlimit(limit, (value, value))
+            # Beyond the second limit on time the system kills it, and nobody would see why.
+            resource.setrlimit(limit, (value, value + (limit == resource.RLIMIT_CPU)))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

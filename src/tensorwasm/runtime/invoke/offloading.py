@@ -55,6 +55,7 @@ class Offloading:
         self.guards = make_guards(self.regions)
         self.statistics = [RegionStatistics() for _ in self.regions]
         self._compiler = compiler
+        compiler.urgent |= waits
         self._tenant = tenant
         self._waits = waits
         self._lock = threading.Lock()

@@ -58,6 +58,7 @@ class OffloadCompiler:
     Attributes:
         made: plans and refusals that a process has made.
         kept: those that were found on the disk.
+        urgent: whether a process that is started for plans keeps this one's priority, because calls wait for them.
     """
 
     def __init__(self, deployer: Deployer, program: Sequence[str] = PROGRAM) -> None:
@@ -72,6 +73,7 @@ class OffloadCompiler:
         self._closed = False
         self.made = 0
         self.kept = 0
+        self.urgent = False
 
     def request(self, job: PlanJob) -> Future[Any] | None:
         """Have a plan made, or taken from the disk: code for its target or a `PlanRefusal`.
@@ -176,7 +178,7 @@ class OffloadCompiler:
             if self._closed:
                 raise CancelledError
             if self._process is None:
-                arguments = [*self._program, str(MEMORY_BYTES), str(CPU_S)]
+                arguments = [*self._program, "urgent" if self.urgent else "patient", str(MEMORY_BYTES), str(CPU_S)]
                 variables = kept_variables(_VARIABLES)
                 self._process = JobProcess(arguments, variables, MAX_ANSWER_BYTES, complains=True)
             return self._process

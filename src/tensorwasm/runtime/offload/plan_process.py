@@ -1,9 +1,10 @@
-"""The process that makes plans: ``python -m tensorwasm.runtime.offload.plan_process MEMORY_BYTES CPU_S PARENT``.
+"""The process that makes plans: ``python -m tensorwasm.runtime.offload.plan_process HOW BYTES CPU_S PARENT``.
 
-It reads jobs from standard input and answers each on standard output, until its input ends. isl and LLVM work on what
-an untrusted module gives them, so each job is done in a fork, which is limited in memory and processor time, has
-neither a key nor the pipes to the parent, and leaves nothing behind for the next tenant. An answer is `PLAN` and a plan
-or refusal, as `tensorwasm.runtime.offload.plan_job` encodes it, or `FAILED` and the fork's exit status.
+If ``patient`` it steps back as compilers do, if ``urgent`` it keeps its parent's priority. It reads jobs from standard
+input and answers each on standard output, until its input ends. isl and LLVM work on what an untrusted module gives
+them, so each job is done in a fork, which is limited in memory and processor time, has neither a key nor the pipes to
+the parent, and leaves nothing behind for the next tenant. An answer is `PLAN` and a plan or refusal, as
+`tensorwasm.runtime.offload.plan_job` encodes it, or `FAILED` and the fork's exit status.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from tensorwasm.guest.engine.job_process import answer_jobs
 from tensorwasm.guest.imports.offload.device_target import prepare_for_device
 from tensorwasm.guest.imports.offload.guards import INTEGERS
 from tensorwasm.offload.analysis.build import build_nest, read_region
+from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.host import compile_for_host
 from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.offload.scheduling.plan import plan
 from tensorwasm.runtime.offload.plan_job import FAILED, MAX_ANSWER_BYTES, MAX_JOB_BYTES, PLAN, PlanJob, decode, encode
+from tensorwasm.wasm.definitions import CodeEntry
+from tensorwasm.wasm.instructions import Instruction
+from tensorwasm.wasm.module import Module
 from tensorwasm.wasm.module import decode as decode_module
+from tensorwasm.wasm.module import encode as encode_module
+from tensorwasm.wasm.types import FuncType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +43,31 @@ if TYPE_CHECKING:
 
 _COMPLAINT_BYTES: Final = 64 << 10
 _STANDARD_ERROR: Final = 2
+_SAMPLE: Final[tuple[Instruction, ...]] = (
+    ("loop", None),
+    *(("local.get", 0), ("local.get", 0), ("f64.load", (3, 0, 0)), ("f64.store", (3, 0, 0))),
+    *(("local.get", 0), ("i32.const", 8), ("i32.add",), ("local.tee", 0), ("local.get", 1), ("i32.ne",), ("br_if", 0)),
+    ("end",),
+)
 
 
 def main(arguments: list[str], source: IO[bytes], sink: IO[bytes]) -> int:
     """Answer jobs until the input ends; return the exit code."""
-    memory_bytes, cpu_s, parent = map(int, arguments)
-    step_back()
+    memory_bytes, cpu_s, parent = map(int, arguments[1:])
+    if arguments[0] == "patient":
+        step_back()
     confine(parent, memory_bytes, UNLIMITED, UNLIMITED)
+    _warm_up()
     gc.freeze()
     return answer_jobs(source, sink, MAX_JOB_BYTES, partial(_answer, memory_bytes, cpu_s))
+
+
+def _warm_up() -> None:
+    """Fill what is computed once a process, so that no fork has to do it."""
+    region = LoopRegion(0, 0, len(_SAMPLE) - 1, ((0, "i32"), (1, "i32")), (), (), 1)
+    module = Module((FuncType(("i32", "i32"), ()),), functions=(0,), bodies=(CodeEntry.build((), _SAMPLE),))
+    for target in ("", (9, 0)):
+        make(PlanJob("", LoneRegion(encode_module(module), region), (0, 800), 1 << 16, target))
 
 
 def _answer(memory_bytes: int, cpu_s: int, job: bytes) -> bytes:
@@ -57,11 +81,12 @@ def _answer(memory_bytes: int, cpu_s: int, job: bytes) -> bytes:
         _do_and_end(job, writing, lambda: confine(template, memory_bytes, cpu_s, _COMPLAINT_BYTES))
     os.close(writing)
     with open(reading, "rb") as pipe:  # noqa: PTH123 - of a descriptor
-        answer = pipe.read(MAX_ANSWER_BYTES - 1)
-    if len(answer) == MAX_ANSWER_BYTES - 1:  # it is not reaped yet, so the number is its own
+        answer = pipe.read(MAX_ANSWER_BYTES)
+    too_long = len(answer) == MAX_ANSWER_BYTES
+    if too_long:  # it is not reaped yet, so the number is its own
         os.kill(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    return PLAN + answer if not status else FAILED + str(status).encode()
+    return PLAN + answer if not (status or too_long) else FAILED + str(status).encode()
 
 
 def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn:

@@ -1,0 +1,276 @@
+"""What makes plans off the request path: limits, crashes, what is kept, and who waits for what."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from loops import compile_c
+from tensorwasm import settings
+from tensorwasm.offload.codegen.host import HostCode
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.module import cut_module
+from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
+from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.deploy.deployer import Deployer
+from tensorwasm.runtime.offload import compiler, plan_job, tenant_thread
+from tensorwasm.runtime.offload.compiler import OffloadCompiler
+from tensorwasm.runtime.offload.plan_job import PlanJob
+from tensorwasm.runtime.offload.tenant_thread import TenantThread
+
+PROGRAM = """
+#define EXPORT(name) __attribute__((export_name(#name))) name
+static double x[256], y[256];
+void EXPORT(axpy)(int n, double a) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }
+int EXPORT(last)(int n) { int at = 0; for (int i = 0; i < n; i++) { y[i] += 3; at = 5 * i; } return at; }
+"""
+# The tenant says what becomes of the process: no guest can.
+HOOKED = """
+import os, signal, sys
+from tensorwasm.runtime.offload import plan_process
+
+def make(job, make=plan_process.make):
+    if job.tenant == "crash":
+        os.abort()
+    if job.tenant == "endless":
+        while True:
+            pass
+    if job.tenant == "greedy":
+        bytearray(1 << 50)
+    if job.tenant == "killer":
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    if job.tenant == "silent":
+        signal.pause()
+    if job.tenant == "long":
+        return bytes(plan_process.MAX_ANSWER_BYTES)
+    if job.tenant == "foreign":
+        return os.getcwd
+    if job.tenant.startswith("told"):
+        with open(job.tenant.removeprefix("told ") + "/begun", "w") as begun:
+            begun.write(f"{os.getpid()} {os.getppid()}")
+        signal.pause()
+    return make(job)
+
+plan_process.make = make
+sys.exit(plan_process.main(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer))
+"""
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def wasm():
+    return compile_c(PROGRAM, "-O2")
+
+
+@pytest.fixture(scope="module")
+def lone(wasm):
+    return cut_module(wasm).lone[2]
+
+
+def job(lone, tenant="default", memory_bytes=1 << 17):
+    """Return the job of four iterations of `last` at a time: addresses from, to, and of the array."""
+    return PlanJob(tenant, lone, (65536, 0, 148), memory_bytes, "this machine")
+
+
+@pytest.fixture
+def open_compiler():
+    made = []
+
+    def make(program=("-c", HOOKED)):
+        made.append(OffloadCompiler(Deployer(settings.current()), program))
+        made[-1].urgent = True
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Keep plans in a folder of the test's own."""
+    for name, value in {"CACHE": tmp_path / "cache", "STATE_DIR": tmp_path / "state", "KERNEL_CACHE": 64}.items():
+        monkeypatch.setenv(f"TENSOR_WASM_{name}", str(value))
+    settings.current.cache_clear()
+    yield tmp_path / "cache" / "kernels"
+    settings.current.cache_clear()
+
+
+def ask(made, job):
+    return made.request(job).result(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "reason"),
+    [
+        ("crash", DeclineReason.CRASH),
+        ("endless", DeclineReason.OUT_OF_TIME),
+        ("greedy", DeclineReason.OUT_OF_MEMORY),
+        ("killer", DeclineReason.CRASH),
+        ("silent", DeclineReason.OUT_OF_TIME),
+        ("long", DeclineReason.CRASH),
+    ],
+)
+def test_what_a_plan_does_to_its_process_costs_that_plan(open_compiler, lone, monkeypatch, tenant, reason):
+    monkeypatch.setattr(compiler, "CPU_S", 1)
+    monkeypatch.setattr(compiler, "WALL_S", 4.0 if tenant == "silent" else LIMIT_S)
+    made = open_compiler()
+    assert isinstance(ask(made, job(lone)), HostCode)
+    assert ask(made, job(lone, tenant)).reason is reason
+    assert isinstance(ask(made, job(lone, "other")), HostCode)
+
+
+def test_a_plan_of_foreign_classes_is_not_read(open_compiler, lone):
+    made = open_compiler()
+    with pytest.raises(pickle.UnpicklingError, match="is in no plan"):
+        ask(made, job(lone, "foreign"))
+    assert isinstance(ask(made, job(lone)), HostCode)
+
+
+@pytest.mark.parametrize("found", [os.system, threading.Thread, compiler.OffloadCompiler, plan_job.decode])
+def test_only_plain_values_are_read(found):
+    with pytest.raises(pickle.UnpicklingError, match="is in no plan"):
+        plan_job.decode(pickle.dumps(found))
+
+
+def test_a_plan_that_many_ask_for_is_made_once(open_compiler, lone):
+    made = open_compiler()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: made.request(job(lone)), range(64)))
+    assert {type(each.result(LIMIT_S)) for each in found} == {HostCode}
+    assert made.made == len(set(map(id, found))) < 64
+
+
+def test_plans_are_kept_for_the_next_process_by_tenant(open_compiler, lone, kept):
+    one, other = open_compiler(), open_compiler()
+    first = ask(one, job(lone))
+    assert ask(other, job(lone)) == first
+    assert (other.made, other.kept) == (0, 1)
+    ask(other, job(lone, "other"))
+    ask(other, job(lone, memory_bytes=1 << 18))
+    assert (other.made, other.kept) == (2, 1)
+
+
+def test_refusals_are_kept_unless_another_process_may_not_meet_them(open_compiler, lone, kept):
+    one, other = open_compiler(), open_compiler()
+    small, crashing = job(lone, memory_bytes=0), job(lone, "crash")
+    assert ask(one, small) == ask(other, small) == PlanRefusal(DeclineReason.OUT_OF_BOUNDS)
+    assert ask(one, crashing).reason is ask(other, crashing).reason is DeclineReason.CRASH
+    assert (other.made, other.kept) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["changed", "cut", "foreign key"])
+def test_a_file_that_was_not_signed_here_is_made_again(open_compiler, lone, kept, monkeypatch, tmp_path, how):
+    first = ask(open_compiler(), job(lone))
+    (file,) = kept.iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    if how == "foreign key":
+        monkeypatch.setenv("TENSOR_WASM_STATE_DIR", str(tmp_path / "another"))
+        settings.current.cache_clear()
+    else:
+        file.unlink()
+        file.write_bytes(data if how == "changed" else data[:-1])
+        file.chmod(0o400)
+    other = open_compiler()
+    assert type(ask(other, job(lone))) is type(first)
+    assert (other.made, other.kept) == (1, 0)
+
+
+def test_a_second_runtime_makes_nothing(wasm, kept):
+    for made in (2, 0):
+        with Runtime("emulator") as runtime:
+            function = runtime.load(wasm, offload="cpu", offload_waits=True)
+            assert function.invoke("last", (152,)).values == (755,)
+            function.invoke("axpy", (152, 2.0))
+            assert [each.taken for each in function.offloading.statistics] == [1, 0, 1, 0]
+            assert runtime.offload_compiler.made == made
+
+
+def test_loops_run_as_they_are_until_their_code_is_ready(wasm):
+    with Runtime("emulator") as runtime:
+        function = runtime.load(wasm, offload="cpu")
+        assert function.invoke("last", (152,)).values == (755,)
+        assert function.cutting.result(LIMIT_S).regions
+        assert function.invoke("last", (152,)).values == (755,)
+        (counted,) = [each for each in function.offloading.statistics if each.declined]
+        assert (counted.taken, counted.declined) == (0, {NOT_READY: 1})
+        # What waits for the same plan gets it after the first function, which asked before.
+        assert runtime.load(wasm, offload="cpu", offload_waits=True).invoke("last", (152,)).values == (755,)
+        assert function.invoke("last", (152,)).values == (755,)
+        assert counted.taken == 1
+
+
+@pytest.mark.parametrize("tenant", ["default", "other"])
+def test_a_module_is_cut_for_its_tenant(wasm, kept, tenant):
+    with Runtime("emulator") as runtime:
+        runtime.accounts.register("other", 1 << 20)
+        function = runtime.load(wasm, offload="cpu", offload_waits=True, tenant=tenant)
+        assert function.invoke("last", (152,), tenant=tenant).values == (755,)
+        other = runtime.load(wasm, offload="cpu", offload_waits=True, tenant="third")
+        assert other.offloading is not None
+    assert len(list(kept.iterdir())) == 3
+
+
+def test_closing_ends_a_plan_that_is_being_made(open_compiler, lone, tmp_path):
+    os.mkfifo(tmp_path / "begun")
+    made = open_compiler()
+    begun = made.request(job(lone, f"told {tmp_path}"))
+    waiting = [made.request(job(lone, tenant)) for tenant in ("ann", "bob")]
+    processes = [os.pidfd_open(int(number)) for number in (tmp_path / "begun").read_text().split()]
+    made.close()
+    assert begun.result(0) == NOT_READY
+    assert all(each.cancelled() for each in waiting)
+    assert made.request(job(lone)).cancelled()
+    for process in processes:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        assert poll.poll(1000 * LIMIT_S)
+        os.close(process)
+
+
+def test_closing_a_runtime_ends_modules_that_are_being_cut(wasm):
+    with Runtime("emulator") as runtime:
+        functions = [runtime.load(wasm, offload="cpu") for _ in range(3)]
+    assert all(function.cutting.done() for function in functions)
+    assert runtime.load(wasm, offload="cpu").cutting.cancelled()
+    assert runtime.load(wasm, offload="cpu").invoke("last", (152,)).values == (755,)
+
+
+def test_tenants_take_turns_and_what_waits_is_bounded():
+    begun, go_on, order = threading.Event(), threading.Event(), []
+    thread = TenantThread("test")
+    thread.submit("ann", lambda: (begun.set(), go_on.wait(LIMIT_S)))
+    assert begun.wait(LIMIT_S)
+    many = [thread.submit("ann", lambda: order.append("ann")) for _ in range(tenant_thread.MOST_EACH)]
+    last = thread.submit("bob", lambda: order.append("bob"))
+    assert (many[-1], last is not None) == (None, True)  # the first of hers counts until it has ended
+    go_on.set()
+    assert last.result(LIMIT_S) is None
+    many[-2].result(LIMIT_S)
+    assert order.index("bob") <= 1
+    thread.close()
+
+
+def test_a_task_that_fails_is_its_own_matter():
+    thread = TenantThread("test")
+    failed, done = thread.submit("ann", lambda: 1 // 0), thread.submit("ann", lambda: 7)
+    assert isinstance(failed.exception(LIMIT_S), ZeroDivisionError)
+    assert done.result(LIMIT_S) == 7
+    thread.close()
+
+
+def test_a_thread_at_rest_says_so():
+    rested = threading.Event()
+    thread = TenantThread("test", rested.set, rest_s=0.01)
+    thread.submit("ann", lambda: None)
+    assert rested.wait(LIMIT_S)
+    thread.close()
+    gc.collect()
