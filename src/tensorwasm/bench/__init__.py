@@ -17,6 +17,7 @@ from tensorwasm.bench.device.tenants import measure_tenants
 from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.offload.benchmark import measure_offload
+from tensorwasm.bench.offload.deploying import measure_offload_deploy
 from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.service.first_answer import measure_first_answer
 from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
@@ -38,6 +39,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "memory": measure_memory,
     "neighbours": measure_neighbours,
     "offload": measure_offload,
+    "offload-deploy": measure_offload_deploy,
     "pauses": measure_pauses,
     "quota": measure_quota,
     "sandbox": measure_sandbox,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -46,17 +46,18 @@ def read_checkout(name: str) -> bytes:
         raise InvalidArgs(f"benchmarks need {name}: run them from a checkout of the project") from None
 
 
-def make_module(code_bytes: int, seed: int = 0, distinct: int | None = None) -> bytes:
+def make_module(code_bytes: int, seed: int = 0, distinct: int | None = None, *, loops: bool = True) -> bytes:
     """Return a valid module with one export, ``f``, which must not be called: it may not end.
 
     Args:
         code_bytes: approximate size of the code.
         seed: a seed gives the same module every time.
         distinct: number of different bodies, repeated in turn, which is quicker to make; None for all.
+        loops: whether functions have loops.
     """
     source = random.Random(seed)  # noqa: S311 - the same module every time, no secret
     count = max(1, code_bytes // FUNCTION_BYTES)
-    made = [_function(source, count) for _ in range(min(count, distinct or count))]
+    made = [_function(source, count, _STATEMENTS if loops else _STRAIGHT) for _ in range(min(count, distinct or count))]
     sections = {
         1: b"\x01\x60\x02\x7f\x7f\x01\x7f",
         3: unsigned(count) + bytes(count),
@@ -67,10 +68,13 @@ def make_module(code_bytes: int, seed: int = 0, distinct: int | None = None) -> 
     return HEADER + b"".join(bytes([number]) + sized(body) for number, body in sections.items())
 
 
-def _function(source: random.Random, count: int) -> bytes:
+_Statement = Callable[[random.Random, int], bytes]
+
+
+def _function(source: random.Random, count: int, statements: Sequence[_Statement]) -> bytes:
     code = bytearray(b"\x01\x04\x7f")
     for _ in range(source.randint(6, 30)):
-        code += source.choice(_STATEMENTS)(source, count)
+        code += source.choice(statements)(source, count)
     return sized(bytes(code) + b"\x20\x00\x0b")
 
 
@@ -96,7 +100,8 @@ def _loop(source: random.Random, _count: int) -> bytes:
     return b"\x03\x40\x20" + index + b"\x41" + step + b"\x6a\x22" + index + b"\x41" + end + b"\x48\x0d\x00\x0b"
 
 
-_STATEMENTS: Final[tuple[Callable[[random.Random, int], bytes], ...]] = (_compute, _load, _store, _call, _loop)
+_STRAIGHT: Final = (_compute, _load, _store, _call)
+_STATEMENTS: Final = (*_STRAIGHT, _loop)
 
 
 def _get(source: random.Random) -> bytes:
