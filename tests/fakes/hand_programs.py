@@ -10,12 +10,12 @@ from oracles.nest import run_nest
 from oracles.program import compute
 from tensorwasm.gpu.device.arguments import BufferOffset, Scalar
 from tensorwasm.gpu.session import Session
-from tensorwasm.guest.imports.offload.device_target import device_codes, prepare_for_device
-from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
-from tensorwasm.offload.codegen.arguments import known_results, storage_bytes
+from tensorwasm.offload.codegen.arguments import storage_bytes
+from tensorwasm.offload.codegen.host import LoadedProgram, compile_for_host
 from tensorwasm.offload.codegen.host_pool import HostPool
 from tensorwasm.offload.codegen.iterations import in_order, statements_of
-from tensorwasm.offload.codegen.nvptx import grid_of
+from tensorwasm.offload.codegen.nvptx import compile_for_gpu, grid_of
+from tensorwasm.offload.codegen.sizes import LoadedCodes, make_plan
 from tensorwasm.offload.nest import (
     ALWAYS,
     Affine,
@@ -215,17 +215,24 @@ def copying(count, opcode="f64", value=lambda load: load):
     return program(body, [Kernel(0, (grid,))], [(0, 8 * count), (8 * count, 8 * count)])
 
 
+def ready_on_host(made, codes=None):
+    """Return a program with machine code, which is new or one of loaded codes."""
+    codes = codes or LoadedCodes(LoadedProgram)
+    return codes.ready(make_plan(made, compile_for_host, codes.known()))
+
+
 def run_on_host(made, memory, inputs=None, threads=2, codes=None):
     """Run a program on a bytearray; return how it ended."""
     anchor = (ctypes.c_char * len(memory)).from_buffer(memory)
     with HostPool(threads) as pool:
-        return pool.run(prepare_for_host(made, codes or host_codes()), ctypes.addressof(anchor), inputs or {}, NEVER)
+        return pool.run(ready_on_host(made, codes), ctypes.addressof(anchor), inputs or {}, NEVER)
 
 
 def run_on_gpu(device, made, memory, inputs=None, *, guarded=False):
     """Run a program's PTX on a bytearray; return the results, or None if a NaN showed."""
     with Session(device, guarded=guarded) as session:
-        return GpuRun(session, prepare_for_device(made, device_codes(ARCHITECTURE)), memory).run(memory, inputs or {})
+        plan = make_plan(made, lambda program: compile_for_gpu(program, ARCHITECTURE), ())
+        return GpuRun(session, plan, memory).run(memory, inputs or {})
 
 
 class GpuRun:
@@ -233,7 +240,7 @@ class GpuRun:
 
     def __init__(self, session, plan, memory):
         self.kernels, self.buffers, self.plan, self.code = session.kernels, session.buffers, plan, plan.code
-        code, arguments = plan.code, plan.arguments
+        code, arguments = plan.code, plan.program.arguments
         self.arrays = [self.buffer(memory[each.first : each.first + each.size_bytes]) for each in arguments.arrays]
         self.cells = [self.buffer(bytes(storage_bytes(storage))) for storage in arguments.cells]
         self.flag, self.results = self.buffer(bytes(4)), self.buffer(bytes(8 * len(arguments.results)))
@@ -241,20 +248,20 @@ class GpuRun:
         self.loaded = {name: self.kernels.load(code.ptx.encode(), name, NEVER) for name in names}
 
     def run(self, memory, inputs):
-        arrays = zip(self.plan.arguments.arrays, self.arrays, strict=True)
+        arrays = zip(self.plan.program.arguments.arrays, self.arrays, strict=True)
         self.common = [BufferOffset(handle, array.origin) for array, handle in arrays]
         self.common += [BufferOffset(handle, 0) for handle in self.cells]
-        for local, kind in self.plan.arguments.inputs:
+        for local, kind in self.plan.program.arguments.inputs:
             self.common.append(Scalar(inputs[local].to_bytes(8, "little")[: 4 if kind.endswith("32") else 8]))
         self.walk(self.plan.program.steps, self.plan.program.sizes)
         if self.code.results is not None:
             self.launch(self.code.results, LaunchConfig((1, 1, 1), (1, 1, 1)), BufferOffset(self.results, 0))
-        for array, handle in zip(self.plan.arguments.arrays, self.arrays, strict=True):
+        for array, handle in zip(self.plan.program.arguments.arrays, self.arrays, strict=True):
             memory[array.first : array.first + array.size_bytes] = self.read(handle, array.size_bytes)
         if self.read(self.flag, 4) != bytes(4):
             return None
-        locals_ = [local for local, _ in self.plan.arguments.results]
-        return known_results(self.plan.program) | dict(
+        locals_ = [local for local, _ in self.plan.program.arguments.results]
+        return dict(self.plan.program.known) | dict(
             zip(locals_, struct.unpack(f"<{len(locals_)}Q", self.read(self.results, 8 * len(locals_))), strict=True)
         )
 

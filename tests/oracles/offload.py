@@ -14,11 +14,11 @@ from oracles.program import Violation, run_program
 from oracles.wasm_interpreter import Interpreter, Part, StepsExhausted, Visit
 from oracles.wasm_numeric import Trapped
 from strategies.loop_nests import arguments, functions, head
-from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
 from tensorwasm.offload.analysis.build import RegionCode, build_nest, read_region
 from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
+from tensorwasm.offload.codegen.host import LoadedProgram, compile_for_host
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
-from tensorwasm.offload.codegen.sizes import with_sizes
+from tensorwasm.offload.codegen.sizes import ReadyPlan, make_plan, with_sizes
 from tensorwasm.offload.declined import Declined
 from tensorwasm.offload.nest import Nest
 from tensorwasm.offload.program import NestProgram
@@ -56,8 +56,9 @@ def _pool() -> HostPool:
 
 
 def run_on_host(program: NestProgram, values: Mapping[int, int], memory: bytearray) -> Mapping[int, int] | None:
-    plan = prepare_for_host(program, host_codes())
-    inputs = {local: values[local] for local, _ in plan.arguments.inputs}
+    made = make_plan(program, compile_for_host, ())
+    plan = ReadyPlan(made.program, LoadedProgram(made.code))
+    inputs = {local: values[local] for local, _ in made.program.arguments.inputs}
     anchor = (ctypes.c_char * len(memory)).from_buffer(memory)
     run = _pool().run(plan, ctypes.addressof(anchor), inputs, Deadline())
     return run.results if run.outcome is HostOutcome.COMPLETED else None

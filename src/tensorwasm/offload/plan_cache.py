@@ -53,14 +53,15 @@ class PlanCache(Generic[_Code, _Plan]):
     Args:
         request: has code made, on another thread; returns None if too much waits. A future that is cancelled, or gives
             `NOT_READY`, counts as never requested.
-        load: makes a plan of the code, on the thread that settles the future; may raise `Declined`.
+        load: makes a plan of the code, on the thread that settles the future; may raise `Declined`. None counts as
+            never requested, too.
         waits: whether callers wait for plans, for figures and comparisons that are to be the same each time.
     """
 
     def __init__(
         self,
         request: Callable[[PlanKey], Future[_Code | PlanRefusal] | None],
-        load: Callable[[_Code], _Plan],
+        load: Callable[[_Code], _Plan | None],
         *,
         waits: bool = False,
     ) -> None:
@@ -118,7 +119,7 @@ class PlanCache(Generic[_Code, _Plan]):
     def _attempt(self, key: PlanKey, made: Future[_Code | PlanRefusal]) -> _Plan | PlanRefusal:
         try:
             code = made.result()
-            return code if isinstance(code, PlanRefusal) else self._load(code)
+            return code if isinstance(code, PlanRefusal) else self._load(code) or NOT_READY
         except Declined as declined:
             return PlanRefusal(declined.reason, declined.detail)
         except Exception as error:  # noqa: BLE001 - the guest is not to blame, and its loop runs without a plan, too

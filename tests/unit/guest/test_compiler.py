@@ -260,7 +260,12 @@ def test_the_compiler_process_inherits_three_descriptors_and_no_secrets(program,
     assert set(environment) - {"LC_CTYPE"} <= {"LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "RAYON_NUM_THREADS"}
     assert set(handles) - {0, 1, 2} == {3}  # the listing's own
     cpu_s = int(9 * compiler._threads()) + 1
-    assert limits == [[compiler.USUAL_BYTES + compiler.USUAL_RATIO * len(HEADER)] * 2, [cpu_s, cpu_s + 1], [0, 0], [0, 0]]
+    assert limits == [
+        [compiler.USUAL_BYTES + compiler.USUAL_RATIO * len(HEADER)] * 2,
+        [cpu_s, cpu_s + 1],
+        [0, 0],
+        [0, 0],
+    ]
     assert leads
     assert folder == "/"
 

@@ -21,11 +21,11 @@ from fakes.hand_programs import (
     inputs_of,
     jacobi,
     program,
+    ready_on_host,
     run_on_host,
     total_program,
 )
 from strategies.nests import random_memory, random_nest
-from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
 from tensorwasm.offload.codegen.host import compile_for_host
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
 from tensorwasm.offload.declined import Declined
@@ -268,7 +268,7 @@ def test_a_run_past_its_deadline_stops_and_puts_memory_back(host_loop):
     before = bytes(memory)
     anchor = (ctypes.c_char * len(memory)).from_buffer(memory)
     with HostPool(2) as pool:
-        function = prepare_for_host(made, host_codes())
+        function = ready_on_host(made)
         started = time.monotonic()
         run = pool.run(function, ctypes.addressof(anchor), {}, Deadline.after(0.05))
         assert run.outcome is HostOutcome.STOPPED

@@ -1,6 +1,7 @@
 """One code for programs that differ in sizes."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,9 @@ from loops import compile_c
 from oracles.nest import run_nest
 from oracles.program import run_program
 from strategies.nests import MEMORY_BYTES, random_memory, random_nest
-from tensorwasm.guest.imports.offload import host_target
-from tensorwasm.guest.imports.offload.host_target import host_codes, prepare_for_host
 from tensorwasm.offload.codegen import sizes
-from tensorwasm.offload.codegen.sizes import LEAST_SIZE, MOST_CODES, SharedCodes, fingerprint, with_sizes
+from tensorwasm.offload.codegen.host import LoadedProgram
+from tensorwasm.offload.codegen.sizes import LEAST_SIZE, MOST_CODES, LoadedCodes, fingerprint, make_plan, with_sizes
 from tensorwasm.offload.declined import Declined
 from tensorwasm.offload.program import Compute, Execute, For, Kernel
 from tensorwasm.offload.scheduling.plan import plan
@@ -70,40 +70,47 @@ def test_programs_that_differ_in_anything_else_have_codes_of_their_own(other):
 
 
 def test_code_that_is_there_is_used_for_another_size():
+    loaded = LoadedCodes(lambda code: code)
     made = []
-    codes = SharedCodes(lambda program: made.append(program) or len(made))
-    assert [codes.of(with_sizes(copying(count))) for count in (100, 200, 300)] == [1, 1, 1]
-    assert [codes.of(with_sizes(gemm(size))) for size in range(40, 40 + MOST_CODES)] == [*range(2, 2 + MOST_CODES)]
-    assert codes.of(with_sizes(copying(100))) == 2 + MOST_CODES  # the oldest was forgotten
+
+    def use(program):
+        return loaded.ready(make_plan(program, lambda _: made.append(program) or len(made), loaded.known())).code
+
+    assert [use(copying(count)) for count in (100, 200, 300)] == [1, 1, 1]
+    assert [use(gemm(size)) for size in range(40, 40 + MOST_CODES)] == [*range(2, 2 + MOST_CODES)]
+    assert use(copying(100)) == 2 + MOST_CODES  # the oldest was forgotten
+
+
+def test_code_that_was_forgotten_is_missed():
+    loaded = LoadedCodes(lambda code: code)
+    plan = make_plan(copying(100), lambda _: 1, ())
+    assert loaded.ready(replace(plan, code=None)) is None
+    assert loaded.ready(plan).code == 1
+    assert loaded.ready(replace(plan, code=None)).code == 1
 
 
 def test_a_size_that_is_an_argument_is_the_one_of_the_call():
-    codes, loaded = host_codes(), set()
+    codes = LoadedCodes(LoadedProgram)
     for count in (100, 33, 500):
         memory = doubles(2 * count)
         made = copying(count)
         wanted, _ = expected(made, memory)
-        plan_ = prepare_for_host(made, codes)
-        loaded.add(plan_.code)
         run_on_host(made, memory, codes=codes)
         assert memory == wanted
-    assert len(loaded) == 1
+    assert len(codes.known()) == 1
 
 
 @pytest.mark.parametrize("level", ["-O1", "-O3"])
 def test_loops_from_the_end_and_kept_sums_share_code_too(level):
     wasm = compile_c(FROM_THE_END, level)
-    made = []
-    with Runtime("emulator") as runtime, pytest.MonkeyPatch.context() as patch:
-        compiled = host_target.compile_for_host
-        patch.setattr(host_target, "compile_for_host", lambda program: made.append(program) or compiled(program))
-        plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu")
+    with Runtime("emulator") as runtime:
+        plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu", offload_waits=True)
         counts = []
         for n in (100, 204, 508):
             for name in ("backwards", "prefix"):
                 calls = [MeasuredCall("init", [n])], MeasuredCall(name, [n])
                 assert compare_runs(plain, offloaded, *calls).difference == ""
-            counts.append(len(made))
+            counts.append(runtime.offload_compiler.compiled)
     assert counts[0] == 3
     assert counts[-1] == counts[0]
 
@@ -153,19 +160,10 @@ void __attribute__((export_name("escape"))) escape(int n, int most) {
 
 
 def test_loops_of_data_have_codes_of_their_own():
-    texts = {}
-    for turn in ("2.0", "3.0"):
-        for grow in ("0.5", "0.25"):
+    with Runtime("emulator") as runtime:
+        for number, (turn, grow) in enumerate(product(("2.0", "3.0"), ("0.5", "0.25")), 1):
             wasm = compile_c(ESCAPE.replace("TURN", turn).replace("GROW", grow), "-O2")
-            made = []
-            with Runtime("emulator") as runtime, pytest.MonkeyPatch.context() as patch:
-                compiled = host_target.compile_for_host
-                patch.setattr(
-                    host_target, "compile_for_host", lambda program: made.append(program) or compiled(program)
-                )
-                plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu")
-                for n in (100, 2000):
-                    assert compare_runs(plain, offloaded, [], MeasuredCall("escape", [n, 50])).difference == ""
-            assert len(made) == 1
-            texts[turn, grow] = fingerprint(made[0])
-    assert len(set(texts.values())) == 4
+            plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu", offload_waits=True)
+            for n in (100, 2000):
+                assert compare_runs(plain, offloaded, [], MeasuredCall("escape", [n, 50])).difference == ""
+            assert runtime.offload_compiler.compiled == number

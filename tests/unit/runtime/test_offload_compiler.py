@@ -8,12 +8,13 @@ import pickle
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from loops import compile_c
 from tensorwasm import settings
-from tensorwasm.offload.codegen.host import HostCode
+from tensorwasm.offload.codegen.sizes import MadePlan
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.module import cut_module
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
@@ -122,16 +123,16 @@ def test_what_a_plan_does_to_its_process_costs_that_plan(open_compiler, lone, mo
     monkeypatch.setattr(compiler, "CPU_S", 1)
     monkeypatch.setattr(compiler, "WALL_S", 4.0 if tenant == "silent" else LIMIT_S)
     made = open_compiler()
-    assert isinstance(ask(made, job(lone)), HostCode)
+    assert isinstance(ask(made, job(lone)), MadePlan)
     assert ask(made, job(lone, tenant)).reason is reason
-    assert isinstance(ask(made, job(lone, "other")), HostCode)
+    assert isinstance(ask(made, job(lone, "other")), MadePlan)
 
 
 def test_a_plan_of_foreign_classes_is_not_read(open_compiler, lone):
     made = open_compiler()
     with pytest.raises(pickle.UnpicklingError, match="is in no plan"):
         ask(made, job(lone, "foreign"))
-    assert isinstance(ask(made, job(lone)), HostCode)
+    assert isinstance(ask(made, job(lone)), MadePlan)
 
 
 @pytest.mark.parametrize("found", [os.system, threading.Thread, compiler.OffloadCompiler, plan_job.decode])
@@ -144,14 +145,15 @@ def test_a_plan_that_many_ask_for_is_made_once(open_compiler, lone):
     made = open_compiler()
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: made.request(job(lone)), range(64)))
-    assert {type(each.result(LIMIT_S)) for each in found} == {HostCode}
+    assert {type(each.result(LIMIT_S)) for each in found} == {MadePlan}
     assert made.made == len(set(map(id, found))) < 64
 
 
 def test_plans_are_kept_for_the_next_process_by_tenant(open_compiler, lone, kept):
     one, other = open_compiler(), open_compiler()
     first = ask(one, job(lone))
-    assert ask(other, job(lone)) == first
+    found = ask(other, job(lone))
+    assert (found.fingerprint, found.code) == (first.fingerprint, first.code)
     assert (other.made, other.kept) == (0, 1)
     ask(other, job(lone, "other"))
     ask(other, job(lone, memory_bytes=1 << 18))
@@ -166,10 +168,24 @@ def test_refusals_are_kept_unless_another_process_may_not_meet_them(open_compile
     assert (other.made, other.kept) == (1, 1)
 
 
+def test_code_that_is_known_is_neither_made_nor_read(open_compiler, lone, kept):
+    one, other = open_compiler(), open_compiler()
+    first = ask(one, job(lone))
+    known = replace(job(lone, memory_bytes=1 << 18), known=frozenset({first.fingerprint}))
+    assert ask(one, known).code is None
+    assert (one.made, one.compiled) == (2, 1)
+    assert ask(other, known).code is None
+    assert ask(other, replace(known, known=frozenset())).code == first.code
+    assert (other.made, other.kept) == (0, 2)
+
+
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("how", ["changed", "cut", "foreign key"])
-def test_a_file_that_was_not_signed_here_is_made_again(open_compiler, lone, kept, monkeypatch, tmp_path, how):
+def test_a_file_that_was_not_signed_here_is_made_again(open_compiler, lone, kept, monkeypatch, tmp_path, how, which):
     first = ask(open_compiler(), job(lone))
-    (file,) = kept.iterdir()
+    of_plan_and_code = sorted(kept.iterdir())
+    assert len(of_plan_and_code) == 2
+    file = of_plan_and_code[which]
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     if how == "foreign key":
@@ -216,7 +232,7 @@ def test_a_module_is_cut_for_its_tenant(wasm, kept, tenant):
         assert function.invoke("last", (152,), tenant=tenant).values == (755,)
         other = runtime.load(wasm, offload="cpu", offload_waits=True, tenant="third")
         assert other.offloading is not None
-    assert len(list(kept.iterdir())) == 3
+    assert len(list(kept.iterdir())) == 4
 
 
 def test_closing_ends_a_plan_that_is_being_made(open_compiler, lone, tmp_path):

@@ -104,12 +104,16 @@ class HostPool:
                 return HostRun(HostOutcome.NOT_A_NUMBER if words[NAN // 8] else HostOutcome.STOPPED)
             first = len(slots) - len(plan.program.arguments.results)
             locals_ = [local for local, _ in plan.program.arguments.results]
-            return HostRun(
-                HostOutcome.COMPLETED, {local: slots[first + at] for at, local in enumerate(locals_)} | plan.program.known
-            )
+            results = {local: slots[first + at] for at, local in enumerate(locals_)}
+            return HostRun(HostOutcome.COMPLETED, {**results, **plan.program.known})
 
     def _call(
-        self, plan: ReadyPlan[LoadedProgram], slots: Any, words: Any, deadline: Deadline, should_stop: Callable[[], bool]
+        self,
+        plan: ReadyPlan[LoadedProgram],
+        slots: Any,
+        words: Any,
+        deadline: Deadline,
+        should_stop: Callable[[], bool],
     ) -> bool:
         """Have all threads call the function; return whether it has done all of its work."""
         ended: SimpleQueue[bool] = SimpleQueue()

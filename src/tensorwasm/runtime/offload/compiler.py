@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ from tensorwasm.errors import CapacityExhausted, RateLimited
 from tensorwasm.gpu.resources.kernel_store import name_of
 from tensorwasm.guest.engine.child_process import ChildResponse, describe, kept_variables
 from tensorwasm.guest.engine.job_process import BrokenProcess, JobProcess, Late
+from tensorwasm.offload.codegen.sizes import MadePlan
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.module import CutModule
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
@@ -57,6 +59,7 @@ class OffloadCompiler:
 
     Attributes:
         made: plans and refusals that a process has made.
+        compiled: plans of these whose code was not known.
         kept: those that were found on the disk.
         urgent: whether a process that is started for plans keeps this one's priority, because calls wait for them.
     """
@@ -72,11 +75,12 @@ class OffloadCompiler:
         self._process: JobProcess | None = None
         self._closed = False
         self.made = 0
+        self.compiled = 0
         self.kept = 0
         self.urgent = False
 
     def request(self, job: PlanJob) -> Future[Any] | None:
-        """Have a plan made, or taken from the disk: code for its target or a `PlanRefusal`.
+        """Have a plan made, or taken from the disk: a `MadePlan` for its target or a `PlanRefusal`.
 
         Returns None if too much waits; `NOT_READY` comes if it cannot be made now, and may be later.
         """
@@ -131,7 +135,7 @@ class OffloadCompiler:
                 self._stops.discard(stop)
 
     def _find(self, name: bytes, job: PlanJob) -> object:
-        found = self._read(name)
+        found = self._complete(job, self._read(name))
         if found is not None:
             self.kept += 1
             return found
@@ -140,9 +144,21 @@ class OffloadCompiler:
         except (CancelledError, CapacityExhausted, RateLimited):
             return NOT_READY
         self.made += 1
-        if not isinstance(found, PlanRefusal) or found.reason not in _PASSING:
+        if isinstance(found, MadePlan):
+            if found.code is not None:
+                self.compiled += 1
+                self._keep(job.code_name(found.fingerprint), found.code)
+            self._keep(name, replace(found, code=None))
+        elif not isinstance(found, PlanRefusal) or found.reason not in _PASSING:
             self._keep(name, found)
         return found
+
+    def _complete(self, job: PlanJob, found: object) -> object:
+        """Return what was kept, plans with their code unless that is known; None if there is nothing, or no code."""
+        if not isinstance(found, MadePlan) or found.fingerprint in job.known:
+            return found
+        code = self._read(job.code_name(found.fingerprint))
+        return None if code is None else replace(found, code=code)
 
     def _make(self, job: PlanJob, stop: StopHook) -> object:
         with self._deployer.hold(job.tenant, MEMORY_BYTES, stop):

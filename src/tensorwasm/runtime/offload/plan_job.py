@@ -41,6 +41,7 @@ class PlanJob:
         lone: the region.
         integers: of a `tensorwasm.offload.plan_cache.PlanKey`, like ``memory_bytes``.
         target: a compute capability, or the host's processor in words.
+        known: fingerprints of code that need not be made.
     """
 
     tenant: str
@@ -48,12 +49,17 @@ class PlanJob:
     integers: tuple[int, ...]
     memory_bytes: int
     target: tuple[int, int] | str
+    known: frozenset[bytes] = frozenset()
 
     @property
     def name(self) -> bytes:
-        """What the plan is kept under: a hash of all that it depends on, tenant and our code included."""
+        """What the plan is kept under, without code: a hash of all that it depends on, tenant and our code included."""
         of_region = self.lone.wasm, encode(self.lone.region)
         return name_of("plan", code_digest(), self.tenant, of_region, self.integers, self.memory_bytes, self.target)
+
+    def code_name(self, fingerprint: bytes) -> bytes:
+        """Return what code of plans is kept under."""
+        return name_of("code", code_digest(), self.tenant, fingerprint, self.target)
 
 
 def encode(value: object) -> bytes:

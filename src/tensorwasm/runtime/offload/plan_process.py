@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Final
 
 from tensorwasm.guest.engine.compiler_process import UNLIMITED, confine, step_back
 from tensorwasm.guest.engine.job_process import answer_jobs
-from tensorwasm.guest.imports.offload.device_target import prepare_for_device
 from tensorwasm.guest.imports.offload.guards import INTEGERS
 from tensorwasm.offload.analysis.build import build_nest, read_region
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.host import compile_for_host
+from tensorwasm.offload.codegen.nvptx import GpuCode, compile_for_gpu
+from tensorwasm.offload.codegen.sizes import make_plan
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
+from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.plan import plan
 from tensorwasm.runtime.offload.plan_job import FAILED, MAX_ANSWER_BYTES, MAX_JOB_BYTES, PLAN, PlanJob, decode, encode
 from tensorwasm.wasm.definitions import CodeEntry
@@ -112,9 +114,8 @@ def make(job: PlanJob) -> object:
     try:
         code = read_region(decode_module(lone.wasm), lone.region)
         program = plan(build_nest(code, integers, global_values), job.memory_bytes)
-        if isinstance(job.target, str):
-            return compile_for_host(program)
-        return prepare_for_device(program, job.target)
+        compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
+        return make_plan(program, compile_code, job.known)
     except Declined as declined:
         return PlanRefusal(declined.reason, declined.detail)
     except MemoryError:
@@ -122,6 +123,10 @@ def make(job: PlanJob) -> object:
     except Exception as error:  # noqa: BLE001 - a fault of ours, which the loop does not notice
         traceback.print_exc()
         return PlanRefusal(DeclineReason.FAULT, type(error).__name__)
+
+
+def _compile_for_gpu(architecture: tuple[int, int], program: NestProgram) -> GpuCode:
+    return compile_for_gpu(program, architecture)
 
 
 if __name__ == "__main__":

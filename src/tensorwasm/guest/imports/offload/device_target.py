@@ -133,10 +133,11 @@ class _DeviceRun:
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
         places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
-        return self.plan.program.known | {
+        computed = {
             local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
             for place, (local, kind) in zip(places, self.plan.program.arguments.results, strict=True)
         }
+        return {**computed, **self.plan.program.known}
 
     def give_back(self) -> None:
         """Copy to the guest's memory what kernels may have written."""
@@ -172,7 +173,8 @@ class _DeviceRun:
         origins = [array.origin for array in self.plan.program.arguments.arrays]
         buffers = [BufferOffset(handle, origin) for handle, origin in zip_longest(self.buffers, origins, fillvalue=0)]
         inputs = [
-            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in self.plan.program.arguments.inputs
+            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little"))
+            for local, kind in self.plan.program.arguments.inputs
         ]
         arguments = [*buffers, *inputs, *given, BufferOffset(self.shown, 0)]
         self.session.kernels.submit(kernel, config, lambda: arguments, None, self.call.deadline)
