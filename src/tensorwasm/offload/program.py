@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tensorwasm.offload.nest import Cell, Load, Nest, Store
+from tensorwasm.offload.nest import Cell, Load, Nest, Store, Value
 
 Operator = Literal[
     "add", "sub", "mul", "neg", "min", "max", "floor_div", "mod", "eq", "le", "lt", "and", "or", "select"
@@ -130,6 +130,7 @@ class NestProgram:
         array_of: number of the array of each load and store.
         wraps: multiple of 2**32 to add to the pointer of each load and store for its exact address.
         sizes: values of variables that are known everywhere in the steps.
+        numbers: of these, the variables that stand for values.
     """
 
     nest: Nest
@@ -139,3 +140,4 @@ class NestProgram:
     array_of: Mapping[Load | Store, int]
     wraps: Mapping[Load | Store, int]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[Value, str] = field(default_factory=dict)

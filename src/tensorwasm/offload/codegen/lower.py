@@ -10,7 +10,7 @@ from typing import Final
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled, suffix
 from tensorwasm.offload.codegen.iterations import Access, Iteration, in_order, turn_variable
 from tensorwasm.offload.codegen.kernel_shape import KernelShape
-from tensorwasm.offload.codegen.linear import Linear, mentions
+from tensorwasm.offload.codegen.linear import Linear, linear, mentions
 from tensorwasm.offload.codegen.nans import shown_operand
 from tensorwasm.offload.codegen.promotion import KeptPlace
 from tensorwasm.offload.codegen.values import LaneScope, Location, ValueWriter
@@ -284,7 +284,10 @@ class ThreadWriter:
     def _value(self, root: Value, iteration: Iteration, scope: LaneScope, known: dict[Value, SsaValue]) -> SsaValue:
         """Return a value; those in ``known`` are there already, and it grows."""
         for value in in_order([root], known):
-            known[value] = self._leaf(value, iteration, scope, known)
+            if (number := self._program.numbers.get(value)) is not None:
+                known[value] = self.values.index(linear(number), value.type, scope, 0, 1)
+            else:
+                known[value] = self._leaf(value, iteration, scope, known)
         return known[root]
 
     def _leaf(self, value: Value, iteration: Iteration, scope: LaneScope, known: Mapping[Value, SsaValue]) -> SsaValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -20,13 +21,16 @@ from tensorwasm.offload.nest import (
     Index,
     Input,
     Load,
+    Operation,
     Scalar,
     SetCell,
     Store,
     Value,
     While,
     accesses_of,
+    values_of,
 )
+from tensorwasm.offload.opcodes import WIDTH_BITS
 from tensorwasm.offload.program import (
     Array,
     Block,
@@ -47,6 +51,7 @@ MOST_SIZES: Final = 64
 MOST_CODES: Final = 256
 """Codes that are remembered; the one that was used longest ago is forgotten first."""
 
+_COMPARES: Final = re.compile(r"i(?:32|64)\.(?:eq|ne|lt|gt|le|ge)(?:_[su])?")
 _Code = TypeVar("_Code")
 
 
@@ -94,6 +99,14 @@ def make_plan(program: NestProgram, compile_code: Callable[[NestProgram], object
     key = fingerprint(sized)
     code = None if key in known else compile_code(sized)
     return MadePlan(SizedProgram(_bare(sized.steps), arguments_of(sized), sized.sizes, known_results(sized)), key, code)
+
+
+def _number_of(value: Value, *, is_compared: bool) -> int | None:
+    if isinstance(value, Index) and not value.affine.terms:
+        return value.affine.constant
+    if not is_compared or not isinstance(value, Constant):
+        return None
+    return value.bits - (1 << WIDTH_BITS["i64"]) if value.bits >> (WIDTH_BITS["i64"] - 1) else value.bits
 
 
 def _bare(steps: Sequence[HostLoop | Kernel]) -> tuple[HostLoop | Kernel, ...]:
@@ -147,7 +160,8 @@ def with_sizes(program: NestProgram) -> NestProgram:
     steps = tuple(sizes.step(step) for step in program.steps)
     cells = tuple(each if each.private else replace(each, strides=sizes.strides(each)) for each in program.cells)
     arrays = tuple(replace(each, origin=_origin(program, each)) for each in program.arrays)
-    return replace(program, steps=steps, cells=cells, arrays=arrays, sizes=sizes.values)
+    numbers = {**program.numbers, **sizes.numbers(program)}
+    return replace(program, steps=steps, cells=cells, arrays=arrays, sizes=sizes.values, numbers=numbers)
 
 
 def _origin(program: NestProgram, array: Array) -> int:
@@ -192,6 +206,27 @@ class _Sizes:
     def strides(self, storage: CellStorage) -> tuple[int | str, ...]:
         """Return strides without larger numbers."""
         return tuple(self._number(stride) if isinstance(stride, int) else stride for stride in storage.strides)
+
+    def numbers(self, program: NestProgram) -> dict[Value, str]:
+        """Return variables for the larger numbers that values are or are compared with, one for each number.
+
+        Values of results, which are computed outside the steps, have none.
+        """
+        effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
+        results = set(in_order(list(program.nest.results.values())))
+        found: dict[Value, str] = {}
+        names: dict[int, int | str] = {}
+        for value in in_order(list(values_of(effects))):
+            compared = value.operands if isinstance(value, Operation) and _COMPARES.fullmatch(value.opcode) else ()
+            for each in (value, *compared):
+                number = _number_of(each, is_compared=each is not value)
+                if number is None or each in program.numbers or each in results:
+                    continue
+                if number not in names:
+                    names[number] = self._number(number)
+                name = names[number]
+                found |= {each: name} if isinstance(name, str) else {}
+        return found
 
     def _number(self, number: int) -> int | str:
         if abs(number) < LEAST_SIZE or len(self.values) == MOST_SIZES:
@@ -253,7 +288,9 @@ class _Described:
         before = [self.value(value) for value in (loop.entered, *loop.initial) if value is not None]
         self._scalars |= {scalar: len(self._scalars) + place for place, scalar in enumerate(loop.scalars)}
         scalars = [self._scalars[scalar] for scalar in loop.scalars]
-        self.parts.append(("while", loop.counter, loop.turns, loop.entered is None, scalars, before))
+        self.parts.append(
+            ("while", loop.counter, loop.turns and loop.turns.terms, loop.entered is None, scalars, before)
+        )
         for effect in loop.effects:
             self.effect(effect)
         self.parts.append(("again", self.value(loop.again), [self.value(value) for value in loop.after]))
@@ -261,7 +298,7 @@ class _Described:
     def value(self, root: Value) -> int:
         """Return the number of a value."""
         for value in in_order([root], self._numbers):
-            self.parts.append((value.type, self._told(value)))
+            self.parts.append((value.type, self._program.numbers.get(value) or self._told(value)))
             self._numbers[value] = len(self._numbers)
         return self._numbers[root]
 
