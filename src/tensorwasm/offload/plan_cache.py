@@ -84,6 +84,11 @@ class PlanCache(Generic[_Code, _Plan]):
             return self._wait(key, deadline)
         return found
 
+    def keys(self) -> list[PlanKey]:
+        """Return the keys that are remembered, in the order in which they were asked for."""
+        with self._changed:
+            return list(self._known)
+
     def refuse(self, key: PlanKey, refusal: PlanRefusal) -> None:
         """Make no use of a plan any more, because it has turned out to be useless."""
         with self._changed:

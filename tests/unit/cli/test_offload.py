@@ -93,6 +93,28 @@ def test_a_setup_that_is_no_call_is_refused(cli, file):
     assert "--setup takes a name" in done.err
 
 
+def test_the_loops_that_a_call_reaches_are_explained_with_their_order(cli, file):
+    call = ("--export", "axpy", "--args", "[200, 1.5]", "--setup", "init [256]")
+    done = cli("offload", "explain", file, *call)
+    assert "region 1 with" in done.out
+    assert "  parallel p0 = 0 to" in done.out
+    assert "read and written" in done.out
+    assert ".target" not in done.out
+    report = json.loads(cli("offload", "explain", file, *call, "--ptx", "--output", "json").out)
+    assert [plan["region"] for plan in report["plans"]] == [0, 1]
+    assert all(".target sm_90" in plan["ptx"] and not plan["reason"] for plan in report["plans"])
+
+
+def test_why_a_loop_that_a_call_reaches_runs_as_it_is_is_explained(cli, tmp_path, file):
+    scan = "void f(int n) { for (int i = 1; i < n; i++) x[i] += 3 * x[i - 1]; }"
+    source = f'int x[99]; __attribute__((export_name("f"))) {scan}'
+    (tmp_path / "scan.wasm").write_bytes(compile_c(source, "-O1"))
+    report = json.loads(
+        cli("offload", "explain", tmp_path / "scan.wasm", "--export", "f", "--args", "[40]", "--output", "json").out
+    )
+    assert [(plan["reason"], plan["listing"]) for plan in report["plans"]] == [("sequential", [])]
+
+
 def test_a_module_without_loops_has_none(cli, tmp_path):
     empty = tmp_path / "empty.wasm"
     empty.write_bytes(b"\0asm\1\0\0\0")

@@ -16,9 +16,10 @@ from tensorwasm.errors import ModuleTooLarge
 if TYPE_CHECKING:
     from tensorwasm.guest.imports.offload.guards import RegionStatistics
     from tensorwasm.offload.explain import ExplainedLoop
+    from tensorwasm.offload.plan_cache import PlanKey
     from tensorwasm.runtime.api.comparison import SandboxRun
     from tensorwasm.runtime.invoke.offloading import Offloading
-    from tensorwasm.values import OffloadMode
+    from tensorwasm.values import Limits, OffloadMode
 
 app = typer.Typer(name="offload", help="Loops of a module on all cores or a GPU.", no_args_is_help=True)
 
@@ -34,7 +35,12 @@ Compare = Annotated[
     bool, Option(help="Make the calls as WebAssembly too, and exit with 1 if results or memory differ.")
 ]
 Repeat = Annotated[int, Option(help="How often to call the function.", min=1)]
+PlannedArgs = Annotated[
+    str | None, Option(metavar="JSON", help="Make a call with these arguments, and say how its loops run in parallel.")
+]
+Kernels = Annotated[bool, Option(help="With --args: the PTX of these loops, too.")]
 
+_ARCHITECTURE: Final = (9, 0)
 _EXPLAINED: Final = ("function", "line", "loops", "region", "reason", "detail")
 _PLACE: Final = ("region", "function", "line")
 _COUNTED: Final = (*_PLACE, "taken", "declined", "planned_ms", "taken_ms", "moved_bytes", "reasons")
@@ -46,21 +52,36 @@ _TIMES: Final = ("calls", "first_ms", "best_ms")
 def explain_loops(
     file: Loops,
     *,
+    export: Export = None,
+    args: PlannedArgs = None,
+    setup: Setup = None,
+    ptx: Kernels = False,
+    timeout: Timeout = None,
+    memory: Memory = None,
     output: Output = "text",
 ) -> None:
     """List the loops of a module: nests that may run elsewhere, and loops that do not, with the reason.
 
-    Whether a nest does is decided when a call reaches it, for the sizes that it has then.
+    Whether a nest does is decided when a call reaches it, for the sizes that it has then: with --args, a call is made,
+    and for each nest that it reaches follows how it runs in parallel, or why it does not.
     """
     from tensorwasm.offload.explain import explain  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - the same
 
     wasm = _read(file)
     rows = [_explained(loop) for loop in explain(wasm, cut_module(wasm))]
+    plans = (
+        [] if args is None else _plans(file, wasm, (export, args, setup or []), read_limits(timeout, memory), ptx=ptx)
+    )
     if output == "json":
-        print_json(rows)
-    else:
-        print_table(rows, _EXPLAINED, "no loops")
+        print_json({"loops": rows, "plans": plans} if args is not None else rows)
+        return
+    print_table(rows, _EXPLAINED, "no loops")
+    for plan in plans:
+        print(f"\nregion {plan['region']} with {plan['integers']}, {plan['memory_bytes']} bytes of memory:")
+        print("\n".join(f"  {line}" for line in plan["listing"] or [plan["detail"]]))
+        if plan["ptx"]:
+            print(f"\n{plan['ptx']}")
 
 
 @app.command("run")
@@ -136,6 +157,40 @@ def _explained(loop: ExplainedLoop) -> dict[str, Any]:
         "reason": None if loop.reason is None else loop.reason.name.lower(),
         "detail": None if loop.reason is None else str(Declined(loop.reason, loop.detail)),
     }
+
+
+def _plans(
+    file: Path, wasm: bytes, call: tuple[str | None, str, list[str]], limits: Limits, *, ptx: bool
+) -> list[dict[str, Any]]:
+    """Make a call, an export with arguments after other calls; return what was planned for the loops it reached."""
+    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.runtime import Runtime  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.api.comparison import MeasuredCall, run_alone  # noqa: PLC0415 - the same
+
+    export, args, setup = call
+    before = [MeasuredCall(*parse_call(text, "--setup")) for text in setup]
+    with Runtime("emulator", limits=limits) as runtime:
+        function = runtime.load(wasm, name=file.stem, offload="cpu", offload_waits=True)
+        run_alone(function, before, MeasuredCall(function.choose(export), codec.parse(args)))
+        offloading = function.offloading
+        return [] if offloading is None else [_planned(key, offloading, ptx=ptx) for key in offloading.planned()]
+
+
+def _planned(key: PlanKey, offloading: Offloading, *, ptx: bool) -> dict[str, Any]:
+    """Return how a region runs for a key, in text, or why it does not."""
+    from tensorwasm.offload.codegen.nvptx import compile_for_gpu  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.offload.declined import Declined  # noqa: PLC0415 - the same
+    from tensorwasm.offload.listing import list_program  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.offload.plan_process import plan_region  # noqa: PLC0415 - the same
+
+    row: dict[str, Any] = {**key._asdict(), "listing": [], "ptx": None, "reason": None, "detail": None}
+    try:
+        program = plan_region(offloading.cut.lone[key.region], key.integers, key.memory_bytes)
+        row["listing"] = list_program(program)
+        row["ptx"] = compile_for_gpu(program, _ARCHITECTURE).ptx if ptx else None
+    except Declined as declined:
+        row |= {"reason": declined.reason.name.lower(), "detail": str(declined)}
+    return row
 
 
 def _counted(wasm: bytes, offloading: Offloading | None) -> list[dict[str, Any]]:

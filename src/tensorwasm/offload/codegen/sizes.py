@@ -304,10 +304,8 @@ class _Described:
 
     def _told(self, value: Value) -> object:
         match value:
-            case Constant():
-                return value.bits
-            case Input():
-                return "local", value.local
+            case Constant() | Input():
+                return type(value), value.bits if isinstance(value, Constant) else value.local
             case Index():
                 return value.affine
             case Carried():

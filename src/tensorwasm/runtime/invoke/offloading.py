@@ -115,6 +115,10 @@ class Offloading:
 
             yield OffloadService(self.regions, plans, DeviceTarget(open_one))
 
+    def planned(self) -> list[PlanKey]:
+        """Return for what plans for the host were asked for, in that order."""
+        return self._host_plans.keys()
+
     def _request(
         self, target: tuple[int, int] | str, codes: LoadedCodes[Any], key: PlanKey
     ) -> Future[MadePlan | PlanRefusal] | None:

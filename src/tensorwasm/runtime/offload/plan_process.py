@@ -40,7 +40,7 @@ from tensorwasm.wasm.module import encode as encode_module
 from tensorwasm.wasm.types import FuncType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import IO, NoReturn
 
 _COMPLAINT_BYTES: Final = 64 << 10
@@ -108,12 +108,8 @@ def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn
 
 def make(job: PlanJob) -> object:
     """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
-    lone, given = job.lone, iter(job.integers)
-    integers = {local: next(given) for local, kind in lone.region.inputs if kind in INTEGERS}
-    global_values = {number: next(given) for number, _ in lone.region.globals}
     try:
-        code = read_region(decode_module(lone.wasm), lone.region)
-        program = plan(build_nest(code, integers, global_values), job.memory_bytes)
+        program = plan_region(job.lone, job.integers, job.memory_bytes)
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
         return make_plan(program, compile_code, job.known)
     except Declined as declined:
@@ -123,6 +119,15 @@ def make(job: PlanJob) -> object:
     except Exception as error:  # noqa: BLE001 - a fault of ours, which the loop does not notice
         traceback.print_exc()
         return PlanRefusal(DeclineReason.FAULT, type(error).__name__)
+
+
+def plan_region(lone: LoneRegion, integers: Sequence[int], memory_bytes: int) -> NestProgram:
+    """Return how a region runs in parallel; raise `Declined` if it cannot. Arguments are those of a `PlanJob`."""
+    given = iter(integers)
+    local_values = {local: next(given) for local, kind in lone.region.inputs if kind in INTEGERS}
+    global_values = {number: next(given) for number, _ in lone.region.globals}
+    code = read_region(decode_module(lone.wasm), lone.region)
+    return plan(build_nest(code, local_values, global_values), memory_bytes)
 
 
 def _compile_for_gpu(architecture: tuple[int, int], program: NestProgram) -> GpuCode:
