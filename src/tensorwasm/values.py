@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 MAX_WEIGHT: Final = 1000
 """Greatest share of a tenant while tenants wait for one another; the least is 1."""
@@ -30,8 +30,26 @@ OffloadMode = Literal["off", "auto", "cpu", "gpu"]
 """Where loops run that can run in parallel: in the guest (``off``), on all cores of the host (``cpu``), on the
 runtime's device (``gpu``), or on that if it is a GPU and else the cores (``auto``)."""
 
+OFFLOAD_MODES: Final[tuple[OffloadMode, ...]] = ("off", "auto", "cpu", "gpu")
 ISOLATIONS: Final[tuple[Isolation, ...]] = ("guarded", "process", "stream")
 MEMORY_KINDS: Final[tuple[MemoryKind, ...]] = ("auto", "staged", "pinned", "managed", "vmm")
+
+
+MOST_MISMATCHES: Final = 8
+"""Most pieces of evidence in `OffloadUse`."""
+MOST_EVIDENCE: Final = 8192
+"""Most characters of each."""
+
+
+class OffloadUse(NamedTuple):
+    """What became of the loops of one call that can run elsewhere."""
+
+    taken: int = 0  # runs elsewhere
+    compared: int = 0  # runs that were made in the guest too, which went on with that
+    seconds: float = 0.0  # of the runs that were taken
+    moved_bytes: int = 0  # copied to and from the device
+    declined: tuple[tuple[str, int], ...] = ()  # runs in the guest, by the name of the reason
+    mismatches: tuple[str, ...] = ()  # evidence of each compared run that differed
 
 
 @dataclass(frozen=True, slots=True)

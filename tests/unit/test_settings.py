@@ -60,6 +60,8 @@ def test_every_setting_changes_its_field():
         "memory_mib": ("4096", 4096),
         "pool_slots": ("7", 7),
         "guest_threads": ("3", 3),
+        "offload_threads": ("5", 5),
+        "offload_shadow": ("7", 7),
         "warm_sandboxes": ("9", 9),
         "emulator_memory_mib": ("12", 12),
         "emulator_arch": ("sm_100a", (10, 0)),

@@ -12,7 +12,7 @@ from wasmtime import wat2wasm
 
 from tensorwasm import Runtime, yielding
 from tensorwasm.guest.sandbox import linker
-from tensorwasm.runtime.executor.local import CallThreads
+from tensorwasm.runtime.invoke.call_threads import CallThreads
 from tensorwasm.yielding import EVERY_NS, NICE, SLICE_NS, begin_yielding, lower_priority, yield_gil
 
 _GETTERS = {"x86_64": 315, "aarch64": 275}

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from tensorwasm.database.schema import ALIASES, FUNCTIONS, VERSIONS, decode, encode, find, page
-from tensorwasm.values import MemoryKind
+from tensorwasm.values import MemoryKind, OffloadMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class FunctionOptions:
         timeout_s: longest invocation; None for the operator's default.
         memory_kind: how kernels reach linear memory; None for the operator's choice.
         env: WASI environment variables, besides those of an invocation.
+        offload: where its loops run that can run in parallel.
         model: whether clients of OpenAI's API may use it as a model.
     """
 
@@ -33,6 +34,17 @@ class FunctionOptions:
     warm: int = 0
     env: tuple[tuple[str, str], ...] = ()
     model: bool = False
+    offload: OffloadMode = "off"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether calls may use a device."""
+        return "cuda" in self.grants or self.offload in {"auto", "gpu"}
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether calls run in worker processes: they may use a device, or keep all cores busy."""
+        return self.on_device or self.offload != "off"
 
 
 @dataclass(frozen=True, slots=True)

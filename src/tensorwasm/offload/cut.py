@@ -13,6 +13,12 @@ A region becomes::
         br_if 1
       end
       ...                ;; the region, as it was
+      global.get $off    ;; whether this run is compared: then the guard is called again
+      i32.const 2
+      i32.eq
+      if
+        ...              ;; as above, but for the branch
+      end
     end
 
 A guard that is off costs a nanosecond or so, where a call of the host takes microseconds. Floating-point values cross
@@ -37,6 +43,13 @@ from tensorwasm.wasm.types import FuncType, GlobalType
 INTERFACE: Final = "tensorwasm:offload"
 """The import module of guards."""
 
+ON: Final = 0
+"""The guard is to be called before the next run of the region."""
+OFF: Final = 1
+"""It is not to be called any more."""
+COMPARED: Final = 2
+"""It is to be called at the end of this run, too, if it has not run the region."""
+
 _CROSSING: Final[Mapping[ValueType, str]] = {"i32": "i32", "i64": "i64", "f32": "i32", "f64": "i64"}
 _TO_BITS: Final[Mapping[ValueType, str]] = {"f32": "i32.reinterpret_f32", "f64": "i64.reinterpret_f64"}
 _FROM_BITS: Final[Mapping[ValueType, str]] = {"f32": "f32.reinterpret_i32", "f64": "f64.reinterpret_i64"}
@@ -45,7 +58,7 @@ _OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
 
 
 def guard_signature(region: LoopRegion) -> FuncType:
-    """Return what a guard takes, and gives: 1 if it ran the region, 1 if it is off from now on, then the outputs."""
+    """Return what a guard takes, and gives: 1 if it ran the region, `ON`, `OFF` or `COMPARED`, then the outputs."""
     return FuncType(
         tuple(_CROSSING[kind] for _, kind in (*region.inputs, *region.globals)),
         ("i32", "i32", *(_CROSSING[kind] for _, kind in region.outputs)),
@@ -79,11 +92,11 @@ def cut(module: Module, regions: Sequence[LoopRegion]) -> Module:
 def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, int, int]]) -> Iterator[Instruction]:
     """Yield code with guards, by their indices and those of their switches, in front of regions."""
     starts = {each[0].start: each for each in guarded}
-    ends = {region.end for region, _, _ in guarded}
+    ends = {each[0].end: each for each in guarded}
     labels = _Labels()
     for place, instruction in enumerate(code):
         if place in starts:
-            yield from _call(*starts[place])
+            yield from _before(*starts[place])
             labels.open(added=True)
         yield labels.shift(instruction)
         if instruction[0] in _OPENING:
@@ -91,12 +104,25 @@ def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, i
         elif instruction[0] == "end":
             labels.close()
         if place in ends:
+            yield from _after(*ends[place])
             yield ("end",)
             labels.close()
 
 
-def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
+def _before(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
     yield from (("block", None), ("block", None), ("global.get", switch), ("br_if", 0))
+    yield from _call(region, index, switch)
+    yield from (("br_if", 1), ("end",))
+
+
+def _after(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
+    yield from (("global.get", switch), ("i32.const", COMPARED), ("i32.eq",), ("if", None))
+    yield from _call(region, index, switch)
+    yield from (("drop",), ("end",))
+
+
+def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
+    """Yield the call of a guard, which leaves whether the region was run on the stack."""
     for local, kind in region.inputs:
         yield ("local.get", local)
         if kind in _TO_BITS:
@@ -108,7 +134,7 @@ def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
         if kind in _FROM_BITS:
             yield (_FROM_BITS[kind],)
         yield ("local.set", local)
-    yield from (("global.set", switch), ("br_if", 1), ("end",))
+    yield ("global.set", switch)
 
 
 class _Labels:

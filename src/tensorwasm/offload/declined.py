@@ -8,11 +8,13 @@ from enum import Enum
 class DeclineReason(Enum):
     """A reason's stable name, and what it means."""
 
+    BUSY = "kernels that the guest has started may still reach its memory"
     CALL = "it calls a function"
     CONTROL_FLOW = "a loop is left in more than one place, or its iterations cannot be counted"
     CRASH = "the process that was to make its code ended"
     DATA_DEPENDENT = "control flow, an address or a bound depends on data that it loads or computes"
     DEVICE = "the device refused its work"
+    DIFFERED = "a run of it that was compared differed from WebAssembly"
     FAULT = "the analysis itself failed"
     INSTRUCTION = "it has an instruction that is not handled"
     MALFORMED = "its code is not valid"

@@ -12,6 +12,7 @@ from tensorwasm.runtime.warm import WarmStatistics
 from tensorwasm.service.fleet.front import ReportedAudit
 from tensorwasm.service.functions.loading import Loader
 from tensorwasm.service.invocations.invocations import Invocations
+from tensorwasm.service.offload_meter import OffloadMeter
 from tensorwasm.telemetry.metrics import Metrics, MetricSource
 from tensorwasm.tenancy.audit import AuditLog
 from tensorwasm.tenancy.quotas import Quotas
@@ -73,6 +74,7 @@ class Gauges:
             metrics.read(f"tensor_wasm_{name}", source)
         metrics.read_tenants("tensor_wasm_cpu_memory_bytes_per_tenant", lambda: quotas.held("memory_bytes"))
         metrics.read_tenants("tensor_wasm_gpu_memory_bytes_per_tenant", self._device_bytes)
+        self.invocations.turns.note_offload = OffloadMeter(metrics, self.audit.append).note
         self.invocations.turns.observe = metrics.histogram("tensor_wasm_kernel_latency_seconds").observe
 
     def _device_bytes(self) -> dict[int, float]:

@@ -83,6 +83,19 @@ class Settings:
         None,
         "Threads for long-running guests without a GPU; by default the number of processors.",
     )
+    offload_threads: int | None = setting(
+        "TENSOR_WASM_OFFLOAD_THREADS",
+        count,
+        None,
+        "Threads for loops that are offloaded to the host's cores, shared by the tenants whose loops run at the time; "
+        "by default the number of processors.",
+    )
+    offload_shadow: int = setting(
+        "TENSOR_WASM_OFFLOAD_SHADOW",
+        size,
+        1000,
+        "Of so many runs of an offloaded loop one is made in the guest too, and compared; 0 for none.",
+    )
     warm_sandboxes: int = setting(
         "TENSOR_WASM_WARM_SANDBOXES",
         count,

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from tensorwasm.errors import InvalidArgs
-from tensorwasm.values import ISOLATIONS, MEMORY_KINDS, NEWEST_PTX, OLDEST_PTX, Isolation, MemoryKind
+from tensorwasm.values import (
+    ISOLATIONS,
+    MEMORY_KINDS,
+    NEWEST_PTX,
+    OFFLOAD_MODES,
+    OLDEST_PTX,
+    Isolation,
+    MemoryKind,
+    OffloadMode,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,14 @@ def checked_memory_kind(name: str, kind: str) -> MemoryKind:
         if kind == known:
             return known
     raise InvalidArgs(f"{name} is one of {', '.join(MEMORY_KINDS)}, not {kind[:64]!r}")
+
+
+def checked_offload(name: str, mode: str) -> OffloadMode:
+    """Return where loops run, or raise InvalidArgs with the name and the valid places."""
+    for known in OFFLOAD_MODES:
+        if mode == known:
+            return known
+    raise InvalidArgs(f"{name} is one of {', '.join(OFFLOAD_MODES)}, not {mode[:64]!r}")
 
 
 def checked_isolation(name: str, isolation: str) -> Isolation:

@@ -58,6 +58,9 @@ HTTP_BUCKETS_S: Final = (
 KERNEL_BUCKETS_S: Final = (1e-05, 5e-05, 1e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
+_FUNCTION: Final = ("tenant_id", "function_id")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family; ``buckets`` are the ascending upper bounds of a histogram, without infinity."""
@@ -101,10 +104,21 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("tensor_wasm_kernel_dispatches_total", "counter", "Kernels launched."),
     Family("tensor_wasm_kernels_prepared_total", "counter", "Kernels compiled before their first call."),
     Family("tensor_wasm_kernel_latency_seconds", "histogram", "Wait of a call for its kernels.", (), KERNEL_BUCKETS_S),
-    Family("tensor_wasm_offload_success_total", "counter", "Loops that were offloaded to the GPU automatically."),
+    Family("tensor_wasm_offload_success_total", "counter", "Runs of guests' loops on all cores or a GPU instead."),
     Family(
-        "tensor_wasm_offload_fallback_total", "counter", "Loops that could have been offloaded, and ran on the CPU."
+        "tensor_wasm_offload_fallback_total", "counter", "Runs of loops that were looked at for that, and not taken."
     ),
+    Family("tensor_wasm_offload_taken_total", "counter", "Runs of a function's loops that were taken.", _FUNCTION),
+    Family(
+        "tensor_wasm_offload_declined_total",
+        "counter",
+        "Runs of a tenant's loops that were not taken, by reason.",
+        ("tenant_id", "reason"),
+    ),
+    Family("tensor_wasm_offload_seconds_total", "counter", "Time of the runs that were taken.", _FUNCTION),
+    Family("tensor_wasm_offload_moved_bytes_total", "counter", "Bytes that they copied to and from a GPU.", _FUNCTION),
+    Family("tensor_wasm_offload_compared_total", "counter", "Runs that were made in the guest too, and compared."),
+    Family("tensor_wasm_offload_mismatches_total", "counter", "Compared runs that differed.", _FUNCTION),
     Family(
         "tensor_wasm_streaming_chunks_emitted_total", "counter", "Chunks that guests emitted and the service accepted."
     ),

@@ -8,13 +8,14 @@ The spans of a request do not overlap, and lie between its arrival and its reply
 - ``load``: its function was loaded;
 - ``sandbox``: a session was brought into memory;
 - ``guest``: a sandbox was made and its guest ran;
+- ``offload``: loops of the guest ran elsewhere;
 - ``kernel``: the guest waited for the device: for its kernels and copies, and for those ahead of them;
 - ``dispatch``: its body was decoded, and it was on its way to the thread or process of its guest, and back;
-- ``first``: in place of these three for a stream that has begun: until its guest's first output;
+- ``first``: in place of these four for a stream that has begun: until its guest's first output;
 - ``answer``: from the guest's end until the reply was written.
 
 A guest tells how long it ran, not when: its span ends with its outcome's arrival here, so the way back counts in front.
-So it does of its waits for the device: they are one span, at the end of its time.
+So it does of its loops that ran elsewhere, and of its waits for the device: each are one span, at the end of its time.
 
 A request's timeline is found by what runs in its context (`contextvars`), and takes nothing once it is closed: a task
 that outlives the request adds nothing to it.
@@ -60,7 +61,8 @@ class RequestTimeline:
         self._began_ns, self._now_ns = began_ns, now_ns
         self._admitted_ns: int | None = None
         self._first_ns: int | None = None
-        self._guest: tuple[int, int, int] | None = None  # when its outcome came, how long it ran and of that waited
+        # When its outcome came, how long it ran, and of that waited and had loops elsewhere.
+        self._guest: tuple[int, int, int, int] | None = None
         self._waits: list[tuple[str, int, int]] = []
         self._closed = False
 
@@ -77,14 +79,16 @@ class RequestTimeline:
         """Note that the request was admitted."""
         self._admitted_ns = self._now_ns()
 
-    def end_guest(self, elapsed_s: float, device_s: float) -> None:
-        """Note a guest's outcome, how long it took, and how much of that it waited for a device.
+    def end_guest(self, elapsed_s: float, device_s: float, offload_s: float = 0.0) -> None:
+        """Note a guest's outcome, how long it took, and how much of that it waited for a device or its loops elsewhere.
 
         The last of several outcomes counts.
         """
         if not self._closed:
             elapsed_ns = max(0, int(elapsed_s * 1e9))
-            self._guest = self._now_ns(), elapsed_ns, min(max(0, int(device_s * 1e9)), elapsed_ns)
+            waited_ns = min(max(0, int(device_s * 1e9)), elapsed_ns)
+            offload_ns = min(max(0, int(offload_s * 1e9)), elapsed_ns - waited_ns)
+            self._guest = self._now_ns(), elapsed_ns, waited_ns, offload_ns
 
     def begin_output(self) -> None:
         """Note that a stream has begun."""
@@ -131,7 +135,8 @@ class RequestTimeline:
         if called_ns is not None:
             if self._guest is not None:
                 until("dispatch", called_ns - self._guest[1])
-                until("guest", called_ns - self._guest[2])
+                until("guest", called_ns - self._guest[2] - self._guest[3])
+                until("offload", called_ns - self._guest[2])
                 until("kernel", called_ns)
             until("first", called_ns)
             until("answer", now_ns)
@@ -163,11 +168,11 @@ def waiting(name: Waiting) -> Iterator[None]:
         yield
 
 
-def note_guest(elapsed_s: float, device_s: float) -> None:
+def note_guest(elapsed_s: float, device_s: float, offload_s: float = 0.0) -> None:
     """Note a guest's outcome, if the request is timed. The way of most calls asks `CURRENT` itself."""
     timeline = CURRENT.get()
     if timeline is not None:
-        timeline.end_guest(elapsed_s, device_s)
+        timeline.end_guest(elapsed_s, device_s, offload_s)
 
 
 def note_output() -> None:

@@ -119,3 +119,18 @@ def test_a_module_without_loops_has_none(cli, tmp_path):
     empty = tmp_path / "empty.wasm"
     empty.write_bytes(b"\0asm\1\0\0\0")
     assert cli("offload", "explain", empty).out == "no loops\n"
+
+
+@pytest.mark.parametrize(("place", "said"), [("cpu", "loops: 1 runs elsewhere"), ("gpu", "loops: 1 runs elsewhere")])
+def test_a_module_is_run_with_its_loops_elsewhere(cli, file, place, said):
+    done = cli(
+        "run", file, "--export", "init", "--args", "[200]", "--offload", place, "--device", "emulator", "--verbose"
+    )
+    assert (done.code, done.out) == (0, "ok\n")
+    assert said in done.err
+
+
+def test_a_module_is_run_as_it_is_unless_it_is_said(cli, file):
+    done = cli("run", file, "--export", "init", "--args", "[200]", "--verbose")
+    assert (done.code, "loops" in done.err) == (0, False)
+    assert cli("run", file, "--export", "init", "--args", "[200]", "--offload", "tpu").code == 2

@@ -100,6 +100,16 @@ def test_numbers_start_at_1_and_are_never_used_twice(session):
     assert session.events.open() == 3
 
 
+def test_a_session_is_idle_while_nothing_is_under_way(session, kernel, buffer):
+    assert value_of(session, buffer) == 0  # which waits
+    assert session.idle()
+    stream = session.streams.open()
+    fill(session, kernel, buffer, 7, stream)
+    assert not session.idle()
+    session.streams.synchronize(NEVER, stream)
+    assert session.idle()
+
+
 def test_the_rows_of_open_streams_never_meet(session):
     layout = SessionLayout()
     with Session(FakeDevice(), ledger=MemoryLedger(), gate=Gate(1), layout=layout) as other:

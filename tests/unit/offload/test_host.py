@@ -5,6 +5,7 @@ import itertools
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -278,3 +279,41 @@ def test_a_run_past_its_deadline_stops_and_puts_memory_back(host_loop):
         assert run.outcome is HostOutcome.STOPPED
         assert time.monotonic() - started < 5
     assert memory == before
+
+
+def test_tenants_whose_runs_meet_share_the_threads():
+    with HostPool(4) as pool:
+        with pool._lent("a") as alone, pool._lent("b") as late, pool._lent("a") as again:
+            assert (alone, late, again) == (4, 1, 1)
+        with pool._lent("c") as alone, pool._lent("a") as one:
+            assert (alone, one) == (4, 1)
+        with pool._lent("b"), pool._lent("a") as one, pool._lent("c") as other:
+            assert (one, other) == (1, 1)
+        with pool._lent("a") as alone:
+            assert alone == 4
+
+
+def test_a_run_goes_on_beside_one_that_does_not_end():
+    hog, began, stop = doubles(2 * 34 * 34), threading.Event(), threading.Event()
+    anchor = (ctypes.c_char * len(hog)).from_buffer(hog)
+
+    def must_stop():
+        began.set()
+        return stop.is_set()
+
+    with HostPool(2) as pool, ThreadPoolExecutor(1) as thread:
+        endless_plan = ready_on_host(jacobi(34, 1 << 40))
+        running = thread.submit(pool.run, endless_plan, ctypes.addressof(anchor), {}, NEVER, must_stop, tenant="a")
+        assert began.wait(20)
+        made, memory = gemm(12), doubles(3 * 12 * 12)
+        wanted, _ = expected(made, memory, SCALES)
+        other = (ctypes.c_char * len(memory)).from_buffer(memory)
+        for _ in range(3):
+            plan_ = ready_on_host(made)
+            before, kept = bytes(memory), []
+            run = pool.run(plan_, ctypes.addressof(other), SCALES, NEVER, tenant="b", kept=kept)
+            assert (run.outcome, memory) == (HostOutcome.COMPLETED, before)
+        assert {first: wanted[first : first + len(content)] for first, content in kept} == dict(kept)
+        assert not running.done()
+        stop.set()
+        assert running.result(20).outcome is HostOutcome.STOPPED

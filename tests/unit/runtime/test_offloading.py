@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from loops import compile_c, corpus
-from tensorwasm.errors import GuestTrap, InvokeTimeout
+from tensorwasm import settings
+from tensorwasm.errors import GuestTrap, InvalidArgs, InvokeTimeout
+from tensorwasm.gpu.session import Session
 from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.guest.imports.offload.guards import MOST_DECLINES
+from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
+from tensorwasm.runtime.invoke.offloading import Offloading
 from tensorwasm.runtime.offload.compiler import OffloadCompiler
 from tensorwasm.values import Deadline
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROGRAM = """
 #define EXPORT(name) __attribute__((export_name(#name))) name
 static double x[256], y[256];
@@ -65,6 +73,11 @@ def compared(request, runtime, wasm):
         return function, found
 
     return run
+
+
+def change_settings(monkeypatch, **changes):
+    changed = replace(settings.current(), **changes)
+    monkeypatch.setattr(settings, "current", lambda: changed)
 
 
 def reasons(function):
@@ -121,10 +134,117 @@ def test_a_module_without_loops_is_called_as_ever(runtime):
     assert function.invoke("f").values == (7,)
 
 
-def test_a_submitted_call_runs_as_it_is(runtime, wasm):
+def test_a_submitted_call_has_its_loops_elsewhere(runtime, wasm):
     function = runtime.load(wasm, offload="cpu", offload_waits=True)
     assert function.submit("last", (100,)).result().values == (495,)
+    assert sum(each.taken for each in function.offloading.statistics) == 1
+
+
+def test_an_asynchronous_call_does_not_hold_its_loop_up(runtime, wasm):
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
+
+    async def cancel():
+        running = asyncio.create_task(function.invoke_async("steps", (2_000_000_000, 256)))
+        for _ in range(3):
+            assert (await function.invoke_async("last", (100,))).values == (495,)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancel())
+
+
+def test_closing_a_runtime_ends_submitted_calls(wasm):
+    with Runtime("emulator") as runtime:
+        running = runtime.load(wasm, offload="cpu").submit("steps", (2_000_000_000, 256))
+    with pytest.raises(GuestTrap) as ended:
+        running.result()
+    assert ended.value.trap == "cancelled"
+
+
+def test_a_submitted_call_cannot_have_this_process_s_own_streams(runtime, wasm):
+    refused = runtime.load(wasm, offload="cpu", offload_waits=True).submit("last", (100,), stdout=INHERIT)
+    with pytest.raises(InvalidArgs, match="own streams"):
+        refused.result()
+
+
+def test_an_instance_that_can_be_saved_runs_as_webassembly(runtime, wasm):
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
+    with function.open() as live:
+        assert live.call("last", (100,)).values == (495,)
+        saved = runtime.snapshot(live)
+    with runtime.restore(saved, function) as live:
+        assert live.call("last", (100,)).values == (495,)
+    assert runtime.invoke(saved, function, "last", (100,)).values == (495,)
     assert all(not each.taken for each in function.offloading.statistics)
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+def test_what_a_call_did_is_told_with_its_outcome(runtime, wasm, mode):
+    outcome = runtime.load(wasm, offload=mode, offload_waits=True).invoke("sum", (100,))
+    assert (outcome.offload.taken, outcome.offload.declined, outcome.offload.mismatches) == (1, (), ())
+    assert 0 < outcome.offload_s < outcome.elapsed_s
+    assert (outcome.gpu is not None and outcome.gpu.kernels_launched > 0) == (mode == "gpu")
+    assert runtime.load(wasm).invoke("sum", (100,)).offload is None
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+def test_every_run_can_be_compared(runtime, wasm, mode, monkeypatch):
+    change_settings(monkeypatch, offload_shadow=1)
+    compared = 0
+    for name, args in TAKEN:
+        function = runtime.load(wasm, offload=mode, offload_waits=True)
+        found = compare_runs(runtime.load(wasm), function, [MeasuredCall("init")], MeasuredCall(name, args), 2)
+        assert found.difference == ""
+        assert sum(each.taken for each in function.offloading.statistics) == 0
+        assert reasons(function) == set()
+        compared += sum(each.compared for each in function.offloading.statistics)
+    assert compared >= 2 * len(TAKEN)
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", ["axpy", "last"])
+def test_wrong_code_is_found_and_the_guest_goes_on_with_its_own(runtime, wasm, mode, name, monkeypatch):
+    request = Offloading._request
+
+    def ask_for_fewer(offloading, target, codes, key):
+        fewer = tuple(n - 8 if n == 200 else n for n in key.integers)
+        return request(offloading, target, codes, key._replace(integers=fewer))
+
+    change_settings(monkeypatch, offload_shadow=2)
+    monkeypatch.setattr(Offloading, "_request", ask_for_fewer)
+    function, args = runtime.load(wasm, offload=mode, offload_waits=True), (200, 1.5)[: 2 if name == "axpy" else 1]
+    calls = [function.invoke(name, args) for _ in range(3)]
+    counts = [(call.offload.taken, call.offload.compared, len(call.offload.mismatches)) for call in calls]
+    assert counts == [(1, 0, 0), (0, 1, 1), (0, 0, 0)]
+    assert calls[1].values == calls[2].values == runtime.load(wasm).invoke(name, args).values
+    assert calls[2].offload.declined == (("differed", 1),)
+
+
+def test_a_place_that_there_is_not_is_refused(runtime, wasm):
+    with pytest.raises(InvalidArgs, match="offload is one of off, auto, cpu, gpu"):
+        runtime.load(wasm, offload="tpu")
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+@pytest.mark.parametrize("native", ["on", "off"])
+@pytest.mark.parametrize("name", ["streams", "graph", "reduction", "histogram"])
+def test_loops_beside_kernels_of_the_guest_s_own(mode, native, name, monkeypatch):
+    change_settings(monkeypatch, native=native)
+    with Runtime("emulator") as runtime:
+        function = runtime.load(EXAMPLES / name / f"{name}.wasm", offload=mode, offload_waits=True)
+        outcome = function.invoke("run", (64,), grants={"cuda"})
+        assert outcome.values == (0,)
+        assert outcome.offload.taken > 0
+        assert function.submit("run", (64,), grants={"cuda"}).result().values == (0,)
+
+
+def test_loops_run_in_the_guest_while_its_kernels_may_reach_its_memory(runtime, monkeypatch):
+    monkeypatch.setattr(Session, "idle", lambda _session: False)
+    outcome = runtime.load(EXAMPLES / "reduction" / "reduction.wasm", offload="cpu", offload_waits=True).invoke(
+        "run", (64,), grants={"cuda"}
+    )
+    assert (outcome.values, outcome.offload.taken, [*dict(outcome.offload.declined)]) == ((0,), 0, ["busy"])
 
 
 def test_many_threads_share_plans(runtime, wasm):

@@ -14,6 +14,7 @@ STEPS = st.lists(
         st.integers(0, 3_000_000),
         st.floats(-1, 1, allow_nan=False) | st.just(1e-4),
         st.just(0.0) | st.floats(-1, 1, allow_nan=False) | st.just(5e-5),
+        st.just(0.0) | st.floats(-1, 1, allow_nan=False) | st.just(5e-5),
     ),
     max_size=12,
 )
@@ -100,6 +101,13 @@ def test_what_a_guest_waited_for_the_device_is_told_apart_and_is_at_its_end():
         ("guest", 70_000, 30_000),
         ("kernel", 100_000, 70_000),
     ]
+
+
+def test_loops_that_ran_elsewhere_are_told_apart():
+    timeline, _ = told([("admit", 20_000, 0), ("guest", 150_000, 1e-4, 3e-5, 5e-5)])
+    assert timeline.header() == (
+        "queue;dur=0.020, dispatch;dur=0.050, guest;dur=0.020, offload;dur=0.050, kernel;dur=0.030, total;dur=0.170"
+    )
 
 
 def test_a_guest_waits_no_longer_than_it_runs():

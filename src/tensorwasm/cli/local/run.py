@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 from tensorwasm.cli.options import Args, Arguments, Env, Export, Module, Option, read_bytes, read_variables, write_bytes
 from tensorwasm.errors import InvalidArgs, InvokeTimeout, ModuleTooLarge, OutputClosed
 from tensorwasm.settings import current, give
-from tensorwasm.settings.parsing import checked_count, checked_memory_kind, checked_memory_mib, checked_seconds
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits
+from tensorwasm.settings.parsing import (
+    checked_count,
+    checked_memory_kind,
+    checked_memory_mib,
+    checked_offload,
+    checked_seconds,
+)
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, OffloadMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +96,14 @@ Directory = Annotated[
         "single file, with :ro. Repeatable.",
     ),
 ]
+Offload = Annotated[
+    str,
+    Option(
+        metavar="off|auto|cpu|gpu",
+        help="Where loops run that can run in parallel: in the guest, on a GPU or else all cores, on all cores, or on "
+        "the device.",
+    ),
+]
 Checked = Annotated[
     bool,
     Option(
@@ -119,6 +133,7 @@ def run(
     grant: Grant = None,
     directory: Directory = None,
     env: Env = None,
+    offload: Offload = "off",
     checked: Checked = False,
     verbose: Verbose = False,
 ) -> int:
@@ -142,11 +157,14 @@ def run(
     gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
     call = _read_call(file, arguments, args, memory_kind, grant, directory, env)
     open_runtime = partial(Runtime, device or current().device, limits=limits, gpu_bytes=gpu_bytes, checked=checked)
-    outcome = _run(file, export, call, limits, open_runtime)
+    outcome = _run(file, export, call, limits, open_runtime, checked_offload("--offload", offload))
     for name in outcome.truncated:
         sys.stderr.write(f"warning: the guest's {name} was cut after {max_output} MiB\n")
     if verbose:
         sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
+        if outcome.offload is not None:
+            use, declined = outcome.offload, sum(count for _, count in outcome.offload.declined)
+            sys.stderr.write(f"loops: {use.taken} runs elsewhere in {use.seconds * 1e3:.1f} ms, {declined} declined\n")
     return outcome.exit_code
 
 
@@ -183,18 +201,24 @@ def _read_call(
 
 
 def _run(
-    file: Path, export: str | None, call: dict[str, Any], limits: Limits, open_runtime: Callable[[], Runtime]
+    file: Path,
+    export: str | None,
+    call: dict[str, Any],
+    limits: Limits,
+    open_runtime: Callable[[], Runtime],
+    offload: OffloadMode,
 ) -> Invocation:
     """Load the module, call it and print its results."""
     from tensorwasm.guest.sandbox.wasi_io import release_all  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime.invoke.deployed_module import check_export  # noqa: PLC0415 - the same
 
     limited = limits.output_bytes != sys.maxsize
-    watch = partial(watched, limits.wall_s, DEVICE_GRACE_S if call["grants"].cuda else GRACE_S, release_all)
+    on_device = call["grants"].cuda or offload in {"auto", "gpu"}
+    watch = partial(watched, limits.wall_s, DEVICE_GRACE_S if on_device else GRACE_S, release_all)
     with _native_end(), open_runtime() as runtime:
         with watch():
             module = read_module(file, limits.module_bytes)
-        function = runtime.load(module, name=file.name, check=partial(check_export, export=export))
+        function = runtime.load(module, name=file.name, offload=offload, check=partial(check_export, export=export))
         with watch():
             outcome = function.invoke(
                 export,

@@ -14,7 +14,7 @@ from tensorwasm.cli.output import Output, print_json, print_record, print_table
 from tensorwasm.cli.remote.client import Client, field_of
 from tensorwasm.cli.remote.commands import CommandGroup, checked_id, client_command, show_line
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge
-from tensorwasm.settings.parsing import checked_memory_mib, checked_seconds
+from tensorwasm.settings.parsing import checked_memory_mib, checked_offload, checked_seconds
 from tensorwasm.values import MIB
 
 MAX_MODULE_BYTES: Final = 64 * MIB
@@ -35,6 +35,14 @@ Env = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A var
 Warm = Annotated[int | None, typer.Option(metavar="N", help="Sandboxes kept ready.")]
 Model = Annotated[
     bool | None, typer.Option("--model/--no-model", help="Clients of OpenAI's API may use it as a model.")
+]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        metavar="off|auto|cpu|gpu",
+        help="Where loops run that can run in parallel: in the guest, on a GPU or else all cores, on all cores, or on "
+        "the device.",
+    ),
 ]
 Key = Annotated[
     str | None,
@@ -94,13 +102,14 @@ def update_function(
     env: Env = None,
     warm: Warm = None,
     model: Model = None,
+    offload: Offload = None,
     output: Output = "text",
 ) -> None:
     """Give a function a new version, other options or another name, or go back to an earlier version.
 
     If any option is given, the others take the server's defaults.
     """
-    options = read_options(grant, memory, timeout, env, warm, model)
+    options = read_options(grant, memory, timeout, env, warm, model, offload)
     body = without_none(name=name, wasm_b64=encode(read_module(file)) if file else None, options=options or None)
     path = FUNCTIONS.path(function)
     if current is not None and not body:
@@ -146,6 +155,7 @@ def deploy(
     env: Env = None,
     warm: Warm = None,
     model: Model = None,
+    offload: Offload = None,
     new: Annotated[
         bool, typer.Option("--new", help="Make another function even if there is one of that name.")
     ] = False,
@@ -160,7 +170,7 @@ def deploy(
         raise InvalidArgs("a module from standard input needs --name")
     query = {"name": name or file.stem, "if_exists": "new_function" if new else "new_version"}
     module = read_module(file)
-    options = read_options(grant, memory, timeout, env, warm, model)
+    options = read_options(grant, memory, timeout, env, warm, model, offload)
     headers = key_headers(idempotency_key)
     if options:
         body = {"wasm_b64": encode(module), "options": options, **query}
@@ -184,6 +194,7 @@ def read_options(
     env: list[str] | None,
     warm: int | None,
     model: bool | None,  # noqa: FBT001 - an option's value, as the others
+    offload: str | None,
 ) -> dict[str, Any]:
     """Return a function's options for a request, without those that were not given."""
     return without_none(
@@ -193,6 +204,7 @@ def read_options(
         env=read_variables(env) if env else None,
         warm=warm,
         model=model,
+        offload=None if offload is None else checked_offload("--offload", offload),
     )
 
 

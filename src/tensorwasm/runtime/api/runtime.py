@@ -29,6 +29,7 @@ from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.warm import WarmPool
+from tensorwasm.settings.parsing import checked_offload
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, OffloadMode, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
@@ -140,7 +141,7 @@ class Runtime:
             limits: what its sandboxes may use, None for the runtime's own; ``stack_bytes`` is always the runtime's.
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
-            offload: where its loops run, but in calls that are submitted or have the grant ``cuda``.
+            offload: where its loops run that can run in parallel; those of `Function.open` run in the guest.
             offload_waits: whether calls wait until their loops' code is ready, for tests and figures.
             check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
@@ -148,9 +149,10 @@ class Runtime:
         Raises:
             TensorWasmError: what `tensorwasm.runtime.deploy.deployer.Deployer.deploy` raises.
             UnknownImport: it imports what no grant provides.
-            InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant.
+            InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant or place.
         """
         check_tenant(tenant)
+        checked_offload("offload", offload)
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
             host = Deployment(self, limits or self.limits, tenant, self.warm, self.share)

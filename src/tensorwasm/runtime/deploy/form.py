@@ -62,10 +62,19 @@ def _engine_beside(config: EngineConfig) -> Engine:
 def linker_of(form: Form, engine: Engine) -> Linker | None:
     """Return the linker for a form, None where it needs compiled host functions or fibers and there are none."""
     if form.offload is not None:
-        return Linker(engine, (*host_functions(), *form.offload.guards))
+        return _guarded_linker(engine, form.offload, native=form.native)
     if form.fibers:
         return _fiber_linker(engine, form.native)
     return _native_linker(engine, form.stdio) if form.native else make_linker(engine, form.stdio)
+
+
+def _guarded_linker(engine: Engine, module: GuardedModule, *, native: bool) -> Linker | None:
+    """Return the linker of a module with guards, which run on the caller's thread."""
+    entries = load_entries() if native else NO_ENTRIES
+    if native and not entries:
+        return None
+    functions = (*host_functions(), *module.guards)
+    return Linker(engine, functions, native=entries, passage=load_callbacks() if native else None)
 
 
 @cache

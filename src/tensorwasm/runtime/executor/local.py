@@ -19,6 +19,7 @@ from tensorwasm.runtime.api.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.deploy.lru_cache import LruCache
 from tensorwasm.runtime.executor.request import ExecutorStatistics, Request, RunningCalls, check_request
+from tensorwasm.runtime.invoke.call_threads import CallThreads, run_call, start_call
 from tensorwasm.runtime.invoke.deployed_module import check_export
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import (
@@ -30,7 +31,7 @@ from tensorwasm.runtime.invoke.invocation import (
     PendingInvocation,
 )
 from tensorwasm.runtime.invoke.one_shot import OneShotPlan
-from tensorwasm.values import Deadline, Limits, MemoryKind
+from tensorwasm.values import Deadline, Limits, MemoryKind, OffloadMode
 from tensorwasm.yielding import begin_yielding
 
 PLACES: Final = 32
@@ -39,14 +40,10 @@ PLACES: Final = 32
 FUNCTIONS: Final = 4096
 """Functions that are kept loaded, of at most `KEPT_MODULE_BYTES` of modules."""
 
-THREADS: Final = 256
 SLOW_S: Final = 0.02
 SLOW_CALLS: Final = 3
 SLOW_FOR_S: Final = 1.0
 """A function of which so many calls in a row took so long, with a device, has its next ones as fibers, for so long."""
-
-StoppableCall = Callable[[Announce], Invocation]
-"""Makes a call on the thread that it is called on, given what takes the way to stop it."""
 
 
 class FunctionKey(msgspec.Struct, frozen=True, cache_hash=True):
@@ -56,21 +53,22 @@ class FunctionKey(msgspec.Struct, frozen=True, cache_hash=True):
     name: str
     limits: Limits
     module: bytes
+    offload: OffloadMode = "off"
 
 
 class LocalExecutor:
     """Runs requests in this process: with a device as fibers, which hold no thread while they wait, others on threads.
 
-    Those with a listener have a thread each, because a listener may block it, which delays its own guest alone. It
-    takes any number of requests, of which `places` without a device run at a time. Cancelling ends a guest on a thread
-    at its next loop or call, a fiber at its next turn; where there are no fibers it does not end a guest with a device.
-    The runtime outlives the executor.
+    Those with a listener have a thread each, because a listener may block it, which delays its own guest alone; so have
+    those whose loops run elsewhere, which may wait long for processors. It takes any number of requests, of which
+    `places` without a device run at a time. Cancelling ends a guest on a thread at its next loop or call, a fiber at
+    its next turn; where there are no fibers it does not end a guest with a device. The runtime outlives the executor.
     """
 
     def __init__(self, runtime: Runtime, places: int = PLACES) -> None:
         self._runtime = runtime
         self._pool = ThreadPoolExecutor(places, thread_name_prefix="tensorwasm-call", initializer=begin_yielding)
-        self._listened = CallThreads()
+        self._threads = CallThreads()
         self._functions: LruCache[tuple[FunctionKey, Function]] = LruCache(FUNCTIONS)
         self._lock = threading.Lock()
         self._running = RunningCalls()
@@ -89,7 +87,7 @@ class LocalExecutor:
             if self._closed:
                 raise CapacityExhausted("the executor is closed")
             self._running.enter(request.tenant, pending)
-            _start(self._pool, pending, self._run, request, Deadline.after(request.deadline_s), listener, pending)
+            start_call(self._pool, pending, self._run, request, Deadline.after(request.deadline_s), listener, pending)
         return pending
 
     def statistics(self) -> ExecutorStatistics:
@@ -111,7 +109,7 @@ class LocalExecutor:
         with self._lock:
             self._closed = True
         self._pool.shutdown()
-        self._listened.close()
+        self._threads.close()
         for pending in tuple(self._fibers):
             with suppress(CancelledError):
                 pending.exception()
@@ -126,7 +124,7 @@ class LocalExecutor:
             if deadline.at_ns is not None:  # what it took to compile is not the guest's time
                 deadline = Deadline(deadline.at_ns + time.monotonic_ns() - began_ns)
             given = _arguments(request, deadline, listener)
-            if request.grants.cuda:
+            if request.on_device:
                 self._admit(request.tenant, request.gpu_bytes)
             if request.grants.cuda and listener is None:
                 if not self._run_short(function, request, given, pending):
@@ -137,8 +135,8 @@ class LocalExecutor:
             def call(announce: Announce) -> Invocation:
                 return function.dispatch.call(request.export, request.args, announce=announce, **given)
 
-            if listener is not None:
-                self._listened.submit(call, pending)
+            if listener is not None or request.offload != "off":
+                self._threads.submit(call, pending)
             else:
                 run_call(call, pending)
         except CancelledError:
@@ -222,13 +220,21 @@ class LocalExecutor:
 
     def _load(self, request: Request, work: StopHook) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""
-        key = FunctionKey(request.tenant, request.name, request.limits, request.module)
+        key = FunctionKey(request.tenant, request.name, request.limits, request.module, request.offload)
         with self._lock:
             found = self._functions.get(key)
         if found is not None:
             return found[1]
         check = partial(check_export, export=request.export)
-        made = self._runtime.load(request.module, request.name, request.limits, request.tenant, check=check, work=work)
+        made = self._runtime.load(
+            request.module,
+            request.name,
+            request.limits,
+            request.tenant,
+            offload=request.offload,
+            check=check,
+            work=work,
+        )
         with self._lock:
             found = self._functions.get(key)
             if found is None:
@@ -283,53 +289,3 @@ def _sink(listener: Listener, name: OutputName) -> Callable[[bytes], None]:
             raise OutputClosed(f"the guest's {name} is not read any more")
 
     return take
-
-
-class CallThreads:
-    """Runs calls on threads, started when they are needed, at most so many at a time; more wait. Thread-safe."""
-
-    def __init__(self, threads: int = THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tensorwasm-call", initializer=begin_yielding)
-        self._running: set[PendingInvocation] = set()
-
-    def submit(self, call: StoppableCall, pending: PendingInvocation | None = None) -> PendingInvocation:
-        """Make a call; return at once. Cancelling ends its guest at its next loop or call.
-
-        Raises `CapacityExhausted` if the system has no thread left, or this is closed; the outcome is cancelled.
-        """
-        pending = pending or PendingInvocation()
-        self._running.add(pending)
-        pending.add_done_callback(self._running.discard)  # not a function that holds it: cycles are seldom collected
-        _start(self._pool, pending, run_call, call, pending)
-        return pending
-
-    def end(self) -> None:
-        """Stop the running calls. A guest whose listener blocks ends once the listener returns."""
-        for pending in tuple(self._running):
-            pending.stop()
-
-    def close(self) -> None:
-        """Wait until every call has ended, and release the threads."""
-        self._pool.shutdown()
-
-
-def _start(pool: ThreadPoolExecutor, pending: PendingInvocation, function: Callable[..., None], *args: object) -> None:
-    try:
-        pool.submit(function, *args)
-    except RuntimeError as error:
-        pending.cancel()
-        raise CapacityExhausted(f"no thread for the call: {error}") from None
-
-
-def run_call(call: StoppableCall, pending: PendingInvocation) -> None:
-    """Make a call on this thread, and settle its outcome."""
-    if pending.hook.stopped:
-        pending.settle(GuestTrap("the call was stopped before it began", "cancelled"))
-        return
-    try:
-        pending.settle(call(pending.stop_with))
-    except GuestTrap as error:
-        _ = error.backtrace  # its lines are looked up here, and not on the thread that takes the outcome
-        pending.settle(error)
-    except Exception as error:  # noqa: BLE001 - it is the call's outcome
-        pending.settle(error)

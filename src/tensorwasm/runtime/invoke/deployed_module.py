@@ -164,6 +164,12 @@ class DeployedModule:
             return self._instrumented
 
     @property
+    def may_offload(self) -> bool:
+        """Whether its loops may run elsewhere, as far as that is known; never blocks."""
+        cutting = self.cutting
+        return cutting is not None and not (cutting.done() and self.offloading is None)
+
+    @property
     def offloading(self) -> Offloading | None:
         """How its loops run elsewhere; None if none does, or it is not found out yet and calls do not wait for it."""
         cutting = self.cutting
@@ -179,7 +185,8 @@ class DeployedModule:
 
         compiler, tenant = self.host.offload_compiler, self.host.tenant
         try:
-            made = Offloading(compiler, compiler.cut(self._wasm, tenant, work), tenant, waits=self._waits)
+            cut = compiler.cut(self._wasm, tenant, work)
+            made = Offloading(compiler, cut, tenant, self.module_hash, waits=self._waits)
             if made.regions:
                 self.form(Form(offload=made), work)
         except TensorWasmError as error:

@@ -25,8 +25,9 @@ from tensorwasm.guest.reactor.preemption_timer import find_timer
 from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
+from tensorwasm.runtime.invoke.call_threads import CallThreads
 from tensorwasm.runtime.invoke.device_access import is_direct, resolve_memory_kind, wants_compiled
-from tensorwasm.runtime.invoke.full import FullJob, run_full
+from tensorwasm.runtime.invoke.full import FullJob, prepare_form, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
 from tensorwasm.runtime.invoke.inline import slice_budget
 from tensorwasm.runtime.invoke.invocation import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from tensorwasm.values import DeviceInfo, MemoryKind
 
 _MAX_PLANS: Final = 256
+_OWN_STREAMS: Final = "a guest that was submitted cannot have this process's own streams: others would wait"
 NO_GRANTS: Final = Grants()
 
 
@@ -90,8 +92,8 @@ CONDITIONS: Final = (
         None,
     ),
     Condition(
-        "none of its loops is offloaded; those of a fiber never are",
-        lambda asked: asked.granted.cuda or asked.saved is not None or asked.module.offloading is None,
+        "none of its loops is offloaded; calls of which some are do not run as fibers",
+        lambda asked: asked.saved is not None or asked.module.offloading is None,
         None,
     ),
     Condition(
@@ -239,6 +241,8 @@ class Dispatcher:
     def submit(self, export: str | None, args: Sequence[object], options: CallOptions) -> Future[Invocation]:
         """Make a call that holds no thread while its guest waits; see `tensorwasm.runtime.Function.submit`."""
         self._module.engine.require_ticker()  # a forked process has no threads either: no outcome would ever come
+        if self._module.may_offload:
+            return self._submit_offloaded(export, args, options)
         fibers = self._module.fibers
         reactor = fibers.open()
         if reactor is None:
@@ -250,6 +254,15 @@ class Dispatcher:
             refused.settle(error)
             return refused
         return _spawn(reactor, job)
+
+    def _submit_offloaded(self, export: str | None, args: Sequence[object], options: CallOptions) -> Future[Invocation]:
+        """Make a call on a thread of its own: what runs its loops elsewhere waits for them."""
+        if any(options.get(stream) is INHERIT for stream in ("stdin", "stdout", "stderr")):
+            refused = PendingInvocation()
+            refused.settle(InvalidArgs(_OWN_STREAMS))
+            return refused
+        threads = self._module.fibers.keep(CallThreads)
+        return threads.submit(lambda announce: self.call(export, args, announce=announce, **options))
 
     def _make_job(
         self, export: str | None, args: Sequence[object], reactor: Reactor, options: CallOptions
@@ -288,6 +301,8 @@ class Dispatcher:
         """
         module, fibers = self._module, self._module.fibers
         module.engine.require_ticker()
+        if module.may_offload:
+            return self._submit_offloaded(export, args, options)
         reactor = fibers.open()
         if reactor is None:
             return fibers.run_on_thread(partial(self.call, export, args, **options))
@@ -316,7 +331,7 @@ class Dispatcher:
         time.
         """
         module = self._module
-        if module.long or not module.pure:
+        if module.long or not module.pure or module.may_offload:
             return None
         plan = self.plans.get((export, False, False, tenant, None))
         if plan is None or plan.settings is not settings.current():
@@ -330,7 +345,9 @@ class Dispatcher:
     def prepare(self, granted: Grants, memory: MemoryKind | None) -> None:
         """Open the device and compile what fibers need, if that was not done before, or raise why it fails. Blocks."""
         module = self._module
-        if module.fibers.open() is not None:
+        if module.may_offload:
+            prepare_form(module, module.offloading, resolve_memory_kind(memory), cuda=granted.cuda)
+        elif module.fibers.open() is not None:
             form = Form(fibers=True)
             if granted.cuda:
                 form = _fiber_form(module, module.host.share(), resolve_memory_kind(memory))
@@ -359,7 +376,7 @@ def _describe_full(
     """
     call, host = make_call(module, export, args, **given), module.host
     if any(stream is INHERIT for stream in (call.config.stdin, call.config.stdout, call.config.stderr)):
-        raise InvalidArgs("a guest that was submitted cannot have this process's own streams: others would wait")
+        raise InvalidArgs(_OWN_STREAMS)
     shared = host.share() if call.granted.cuda else None
     if shared is not None and on_device is not None:
         on_device(shared.info, host.device_reason)

@@ -1,5 +1,7 @@
 """`FiberRunner`: the reactor of a runtime, or a few threads where there are no fibers.
 
+Calls whose loops run elsewhere have threads of their own (`FiberRunner.keep`): what runs their loops waits for them.
+
 Without Numba, or on another system than Linux, submitted invocations run on a few threads, which is logged once. Fewer
 can wait at once, and cancelling one that runs does not end it. The same holds while compiled code is being loaded.
 """
@@ -10,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar, cast
 
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
@@ -22,7 +24,21 @@ from tensorwasm.guest.sandbox import stack
 THREADS: Final = 32
 """Invocations that run at a time where there are no fibers."""
 
+_FROM_GUEST: Final = "a host function of a guest that was submitted tried to submit another"
+
+
+class EndingThreads(Protocol):
+    """Threads that run calls."""
+
+    def end(self) -> None:
+        """Stop the calls that run."""
+
+    def close(self) -> None:
+        """Wait until every call has ended, and release the threads."""
+
+
 _Outcome = TypeVar("_Outcome")
+_Ending = TypeVar("_Ending", bound=EndingThreads)
 
 
 class FiberRunner:
@@ -32,6 +48,7 @@ class FiberRunner:
         self._lock = threading.Lock()
         self._reactor: Reactor | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._kept: dict[type, EndingThreads] = {}
         self._early = False
         self._closed = False
 
@@ -42,7 +59,7 @@ class FiberRunner:
         guest.
         """
         if stack.THREAD.fiber:
-            raise InternalError("a host function of a guest that was submitted tried to submit another")
+            raise InternalError(_FROM_GUEST)
         with self._lock:
             if self._closed:
                 raise InternalError("the runtime is closed")
@@ -64,6 +81,17 @@ class FiberRunner:
                 raise InternalError("the runtime is closed")
             return self._threads.submit(call)
 
+    def keep(self, kind: type[_Ending]) -> _Ending:
+        """Return threads of a class, made once, which are ended and closed with this; raises as `open`."""
+        if stack.THREAD.fiber:
+            raise InternalError(_FROM_GUEST)
+        with self._lock:
+            if self._closed:
+                raise InternalError("the runtime is closed")
+            if kind not in self._kept:
+                self._kept[kind] = kind()
+            return cast("_Ending", self._kept[kind])
+
     def statistics(self) -> FiberStatistics:
         """Return a snapshot of the reactor; zeros where there are no fibers."""
         reactor = self._reactor
@@ -74,6 +102,9 @@ class FiberRunner:
         with self._lock:
             self._closed = True
             reactor, threads = self._reactor, self._threads
+        for kept in self._kept.values():
+            kept.end()
+            kept.close()
         if reactor is not None:
             reactor.close()
         if threads is not None:

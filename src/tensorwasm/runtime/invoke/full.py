@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.linker import LinkedModule
     from tensorwasm.guest.sandbox.state import GuestState
+    from tensorwasm.runtime.invoke.deployed_module import DeployedModule
     from tensorwasm.runtime.invoke.offloading import Offloading
-    from tensorwasm.values import DeviceInfo
+    from tensorwasm.values import DeviceInfo, MemoryKind
 
 
 def run_full(
@@ -60,28 +61,41 @@ def open_sandbox(
     call: Call, *, on_device: Callable[[DeviceInfo, str], object] | None = None, announce: Announce | None = None
 ) -> Iterator[tuple[Instance, Session | None]]:
     """Make the sandbox of a call, and tear it down; yield its GPU session too. Arguments are those of `run_full`."""
-    function, cuda = call.function, call.granted.cuda
-    gpu: AbstractContextManager[tuple[Session | None, LinkedModule]] = nullcontext((None, function.prepared))
-    if cuda:
-        gpu = _open_gpu(call, on_device)
-    elif function.offloading is not None:
-        gpu = _offload(call, function.offloading)
+    function, cuda, offloading = call.function, call.granted.cuda, call.function.offloading
+    prepared = prepare_form(function, offloading, call.memory, cuda=cuda)
     with (
-        gpu as (session, prepared),
+        _open_gpu(call, prepared, on_device) if cuda else nullcontext() as session,
+        _offload(call, offloading, session) if offloading is not None else nullcontext(),
         _make_sandbox(call, prepared, session, announce) as instance,
         huge_pages_preferred(instance, function.host.limits) if _registers(call, cuda=cuda) else nullcontext(),
     ):
         yield instance, session
 
 
+def prepare_form(
+    function: DeployedModule, offloading: Offloading | None, memory: MemoryKind, *, cuda: bool
+) -> LinkedModule:
+    """Return the module to instantiate for a call on the caller's thread, compiled now if it was not."""
+    if not cuda:
+        return function.form(Form(offload=offloading))
+    shared = function.host.share()
+    direct = is_direct(shared, memory, function.prepared)
+    return function.form(Form(wants_compiled(shared), direct, offload=offloading))
+
+
 @contextmanager
-def _offload(call: Call, offloading: Offloading) -> Iterator[tuple[None, LinkedModule]]:
-    """Attach what guards do; yield the module with guards."""
+def _offload(call: Call, offloading: Offloading, session: Session | None) -> Iterator[None]:
+    """Attach what guards do; they decline while the guest's own session has work under way."""
     function = call.function
-    prepared = function.form(Form(offload=offloading))
     with offloading.serving(function.offload, function.host.share, call.tenant, call.ends) as service:
-        call.services[SERVICE] = service
-        yield None, prepared
+        if session is not None:
+            service.is_busy = partial(_is_busy, session)
+        call.services[SERVICE] = call.offload = service
+        yield
+
+
+def _is_busy(session: Session) -> bool:
+    return not session.idle()
 
 
 def _registers(call: Call, *, cuda: bool) -> bool:
@@ -91,15 +105,14 @@ def _registers(call: Call, *, cuda: bool) -> bool:
 
 @contextmanager
 def _open_gpu(
-    call: Call, on_device: Callable[[DeviceInfo, str], object] | None
-) -> Iterator[tuple[Session | None, LinkedModule]]:
-    """Open a GPU session; yield it, and the module to instantiate."""
+    call: Call, prepared: LinkedModule, on_device: Callable[[DeviceInfo, str], object] | None
+) -> Iterator[Session]:
+    """Open a GPU session for the module that is to be instantiated."""
     function, memory = call.function, call.memory
     shared = function.host.share()
     if on_device is not None:
         on_device(shared.info, function.host.device_reason)
     direct = is_direct(shared, memory, function.prepared)
-    prepared = function.form(Form(wants_compiled(shared), direct))
     native = prepared.needs_layout
     # Bound around everything: the driver's functions, called by compiled code, take the thread's current context.
     with (
@@ -109,13 +122,15 @@ def _open_gpu(
     ):
         call.services["cuda"] = CudaService(session)
         session.enter(call.ends)
-        yield session, prepared
+        yield session
 
 
 def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, announce: Announce | None) -> Instance:
     """Return a sandbox whose start function and initialisers have run."""
     if announce is not None and session is not None:
-        announce = partial(_announce_both, announce, session)
+        announce = partial(_announce_both, announce, session.stop_kernels)
+    if announce is not None and call.offload is not None:
+        announce = partial(_announce_both, announce, call.offload.stop)
     warm, kept = call.function.host.warm, call.function.warm_kept.get(call.tenant)
     plain = session is None and prepared is call.function.prepared
     if kept is not None and plain and kept.fits(call.config, call.initialisers):
@@ -130,12 +145,12 @@ def _make_sandbox(call: Call, prepared: LinkedModule, session: Session | None, a
         return _make_fresh(call, prepared, session, announce)
 
 
-def _announce_both(announce: Announce, session: Session, cancel: Callable[[], None]) -> None:
+def _announce_both(announce: Announce, stop_kernels: Callable[[], None], cancel: Callable[[], None]) -> None:
     """Announce what ends a sandbox and its kernels."""
 
     def stop() -> None:
         cancel()
-        session.stop_kernels()
+        stop_kernels()
 
     announce(stop)
 

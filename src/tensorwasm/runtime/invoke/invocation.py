@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from tensorwasm.errors import GuestError, GuestExit, GuestTrap, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
@@ -21,12 +21,13 @@ from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.invoke.deployed_module import DeployedModule
 from tensorwasm.runtime.invoke.device_access import resolve_memory_kind
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
-from tensorwasm.values import Deadline, Limits, MemoryKind
+from tensorwasm.values import Deadline, Limits, MemoryKind, OffloadUse
 
 if TYPE_CHECKING:
     import asyncio
 
     from tensorwasm.gpu.session import Session, SessionStatistics
+    from tensorwasm.guest.imports.offload.guards import OffloadService
     from tensorwasm.guest.reactor.task import Sandbox
     from tensorwasm.guest.sandbox.instance import Instance
     from tensorwasm.guest.sandbox.wasi_io import WasiState
@@ -58,7 +59,14 @@ class Invocation(NamedTuple):
     # It wrote more than ``limits.output_bytes``: the rest of standard output failed in the guest.
     stdout_truncated: bool = False
     stderr_truncated: bool = False  # the same for standard error
-    device_s: float = 0.0  # how much of `elapsed_s` the guest waited for the device: its kernels, copies and streams
+    # How much of `elapsed_s` the guest waited for the device: its kernels, copies and streams.
+    device_s: float = 0.0
+    offload: OffloadUse | None = None  # what became of its loops, None if they are not to run elsewhere
+
+    @property
+    def offload_s(self) -> float:
+        """How much of `elapsed_s` its loops ran elsewhere."""
+        return self.offload.seconds if self.offload is not None else 0.0
 
     @property
     def truncated(self) -> tuple[str, ...]:
@@ -229,6 +237,7 @@ class Call:
     memory: MemoryKind  # how kernels reach linear memory
     ends: Deadline  # when it must have ended
     started_s: float  # when it was made, on the clock of `time.perf_counter`
+    offload: OffloadService[Any] | None = None  # runs its loops elsewhere
 
     @property
     def initialisers(self) -> tuple[str, ...]:
@@ -248,11 +257,22 @@ class Call:
             stderr=written.stderr,
             chunks=tuple(self.chunks.chunks),
             elapsed_s=time.perf_counter() - self.started_s,
-            gpu=session.statistics() if session is not None else None,
+            gpu=_device_use(session, self.offload),
             stdout_truncated=written.stdout_truncated,
             stderr_truncated=written.stderr_truncated,
             device_s=session.waited_s if session is not None else 0.0,
+            offload=self.offload.use() if self.offload is not None else None,
         )
+
+
+def _device_use(session: Session | None, offload: OffloadService[Any] | None) -> SessionStatistics | None:
+    """Return what a guest's own session and that of its loops have used together, None for nothing."""
+    own = session.statistics() if session is not None else None
+    loops = offload.device_statistics() if offload is not None else None
+    if own is None or loops is None:
+        return own or loops
+    sums: dict[str, Any] = {name: one + other for name, one, other in zip(own._fields, own, loops, strict=True)}
+    return own._replace(**sums | {"abandoned": own.abandoned or loops.abandoned})
 
 
 def make_call(

@@ -11,9 +11,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tensorwasm import settings
+from tensorwasm.errors import GuestTrap
+from tensorwasm.guest.engine.traps import CANCELLED
 from tensorwasm.guest.imports.offload.device_target import DeviceTarget
 from tensorwasm.guest.imports.offload.guards import OffloadService, RegionStatistics, make_guards
 from tensorwasm.guest.imports.offload.host_target import HostTarget
+from tensorwasm.guest.imports.offload.shadow import ShadowSampler
 from tensorwasm.offload.codegen.host import LoadedProgram, host_processor
 from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
@@ -47,8 +51,8 @@ class Offloading:
         statistics: of each region, all ended calls together.
     """
 
-    def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, *, waits: bool) -> None:
-        """Have plans of a tenant's module made; calls wait for them if ``waits``."""
+    def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, module: bytes, *, waits: bool) -> None:
+        """Have plans of a tenant's module, by its hash, made; calls wait for them if ``waits``."""
         self.cut = cut
         self.regions = cut.regions
         self.wasm = cut.wasm
@@ -58,6 +62,7 @@ class Offloading:
         compiler.urgent |= waits
         self._tenant = tenant
         self._waits = waits
+        self._sampler = ShadowSampler(module, len(self.regions), settings.current().offload_shadow)
         self._lock = threading.Lock()
         self._host_plans = self._plans(host_processor(), LoadedProgram)
         self._device_plans: dict[tuple[int, int], PlanCache[MadePlan, ReadyPlan[GpuCode]]] = {}
@@ -71,16 +76,20 @@ class Offloading:
         Args:
             mode: where regions run, if that is anywhere.
             share: opens the device.
-            tenant: whose account device memory is charged to.
+            tenant: whose account device memory is charged to, and whose share of the host's threads is used.
             deadline: of the call.
         """
         if mode == "cpu" or (mode == "auto" and share().info.kind != "cuda"):
-            service: AbstractContextManager[OffloadService[Any]] = nullcontext(self._host_service())
+            service: AbstractContextManager[OffloadService[Any]] = nullcontext(self._host_service(tenant))
         else:
             service = self._device_service(share(), tenant, deadline)
         with service as serving:
             try:
                 yield serving
+            except GuestTrap as trap:
+                if trap.trap != CANCELLED:  # elsewhere the region ended well
+                    serving.compare((), None)
+                raise
             finally:
                 with self._lock:
                     for total, mine in zip(self.statistics, serving.statistics, strict=True):
@@ -92,8 +101,8 @@ class Offloading:
         codes = LoadedCodes(load)
         return PlanCache(partial(self._request, target, codes), codes.ready, waits=self._waits)
 
-    def _host_service(self) -> OffloadService[ReadyPlan[LoadedProgram]]:
-        return OffloadService(self.regions, self._host_plans, HostTarget())
+    def _host_service(self, tenant: str) -> OffloadService[ReadyPlan[LoadedProgram]]:
+        return OffloadService(self.regions, self._host_plans, HostTarget(tenant), self._sampler)
 
     @contextmanager
     def _device_service(
@@ -113,7 +122,7 @@ class Offloading:
                 session.enter(deadline)
                 return session
 
-            yield OffloadService(self.regions, plans, DeviceTarget(open_one))
+            yield OffloadService(self.regions, plans, DeviceTarget(open_one), self._sampler)
 
     def planned(self) -> list[PlanKey]:
         """Return for what plans for the host were asked for, in that order."""

@@ -16,9 +16,9 @@ from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, Argument
-from tensorwasm.values import MAX_WEIGHT, Isolation, MemoryKind
+from tensorwasm.values import MAX_WEIGHT, MOST_EVIDENCE, MOST_MISMATCHES, Isolation, MemoryKind, OffloadMode
 
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -33,6 +33,7 @@ Word = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=NAME_CHARACTERS)]
 Tenant = Annotated[str, Meta(max_length=64, pattern=rf"^{TENANT_PATTERN}\Z")]
+Evidence = Annotated[str, Meta(max_length=MOST_EVIDENCE)]
 Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES)]
 OutputName = Literal["stdout", "stderr", "chunk"]
 
@@ -92,6 +93,7 @@ class TargetFrame(WorkerFrame, frozen=True):
     tenant: Tenant
     limits: tuple[Count, Count, Count, Count, float, Count, Count]
     memory_kind: MemoryKind | None
+    offload: OffloadMode
 
 
 class InvokeFrame(WorkerFrame, frozen=True):
@@ -238,6 +240,17 @@ class GpuUsage(WorkerFrame, frozen=True):
     abandoned: bool
 
 
+class OffloadUsage(WorkerFrame, frozen=True):
+    """What became of a guest's loops that can run elsewhere, as `tensorwasm.values.OffloadUse` has it."""
+
+    taken: Count
+    compared: Count
+    seconds: Annotated[float, Meta(ge=0)]
+    moved_bytes: Count
+    declined: tuple[Count, ...]  # in the order of `tensorwasm.offload.declined.DeclineReason`
+    mismatches: Annotated[tuple[Evidence, ...], Meta(max_length=MOST_MISMATCHES)]
+
+
 class DoneFrame(WorkerFrame, frozen=True):
     """From a worker: a call's result, after all its output."""
 
@@ -251,6 +264,7 @@ class DoneFrame(WorkerFrame, frozen=True):
     stdout_truncated: bool
     stderr_truncated: bool
     device_s: Annotated[float, Meta(ge=0)] = 0.0
+    offload: OffloadUsage | None = None
 
 
 class TrapFrame(WorkerFrame, frozen=True):

@@ -30,6 +30,7 @@ from tensorwasm.gpu.device.port import Device
 from tensorwasm.gpu.resources.guarded_compiler import KernelTarget
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE
+from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.runtime.executor.request import MAX_COUNT
 from tensorwasm.runtime.invoke.deployed_module import DEFAULT_EXPORTS
 from tensorwasm.runtime.invoke.invocation import Invocation
@@ -39,11 +40,12 @@ from tensorwasm.runtime.workers.frames import (
     DoneFrame,
     FailedFrame,
     GpuUsage,
+    OffloadUsage,
     ReadyFrame,
     TrapFrame,
 )
 from tensorwasm.settings import package_version
-from tensorwasm.values import DeviceInfo
+from tensorwasm.values import MOST_EVIDENCE, DeviceInfo, OffloadUse
 
 _MESSAGE_CHARACTERS: Final = 4096
 _WORD_CHARACTERS: Final = 64
@@ -56,9 +58,9 @@ _NO_INFO: Final = frozenset({"protocol", "version", "shared_base", "assembler", 
 _DEVICE_FIELDS: Final = tuple(each for each in ReadyFrame.__struct_fields__ if each not in _NO_INFO)
 
 
-def clean(text: str) -> str:
-    """Return a text for people without control characters, at most 4096 characters of it."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:_MESSAGE_CHARACTERS])
+def clean(text: str, most: int = _MESSAGE_CHARACTERS) -> str:
+    """Return a text for people without control characters, so many characters of it at most."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
 
 
 def _pick(found: object, names: Iterable[str]) -> dict[str, Any]:
@@ -178,6 +180,7 @@ def describe_result(request: int, outcome: Invocation) -> DoneFrame:
         outcome.stdout_truncated,
         outcome.stderr_truncated,
         outcome.device_s,
+        _describe_offload(outcome.offload) if outcome.offload is not None else None,
     )
 
 
@@ -207,6 +210,7 @@ def rebuild_result(
         done.stdout_truncated,
         done.stderr_truncated,
         done.device_s,
+        _rebuild_offload(done.offload) if done.offload is not None else None,
     )
 
 
@@ -231,3 +235,20 @@ def _rebuild_gpu(gpu: GpuUsage) -> SessionStatistics:
     if len(gpu.counts) != len(COUNTS):
         raise BrokenFrame("other figures of a GPU session than there are")
     return SessionStatistics(**dict(zip(COUNTS, gpu.counts, strict=True)), abandoned=gpu.abandoned)
+
+
+_REASONS: Final = tuple(reason.name.lower() for reason in DeclineReason)
+
+
+def _describe_offload(use: OffloadUse) -> OffloadUsage:
+    counts = dict(use.declined)
+    declined = tuple(counts.get(reason, 0) for reason in _REASONS)
+    return OffloadUsage(use.taken, use.compared, use.seconds, use.moved_bytes, declined, use.mismatches)
+
+
+def _rebuild_offload(usage: OffloadUsage) -> OffloadUse:
+    if len(usage.declined) != len(_REASONS):
+        raise BrokenFrame("other reasons of loops than there are")
+    declined = tuple((reason, count) for reason, count in zip(_REASONS, usage.declined, strict=True) if count)
+    mismatches = tuple(clean(each, MOST_EVIDENCE) for each in usage.mismatches)
+    return OffloadUse(usage.taken, usage.compared, usage.seconds, usage.moved_bytes, declined, mismatches)

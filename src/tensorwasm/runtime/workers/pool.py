@@ -286,8 +286,8 @@ class WorkerExecutor:
     def _place(self, request: Request) -> Worker:
         """Return the worker that a request is for. The lock is held."""
         tenant = request.tenant
-        owner = tenant if self.isolation == "process" or (request.grants.cuda and tenant in self._apart) else None
-        long = owner is None and request.grants.cuda and self._runs_long(tenant)
+        owner = tenant if self.isolation == "process" or (request.is_native and tenant in self._apart) else None
+        long = owner is None and request.on_device and self._runs_long(tenant)
         if owner is None and len(self.devices) == 1:
             for placed in self._placed.values():
                 if placed.long == long and placed.worker.tenant is None and placed.worker.lifecycle.takes:

@@ -159,6 +159,10 @@ def _decode(kind: FrameKind, body: bytes) -> WorkerFrame:
         frame = kind.decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BrokenFrame(f"no {kind.type.__name__}: {str(error)[:200]}") from None
-    if isinstance(frame, DoneFrame) and not (math.isfinite(frame.elapsed_s) and math.isfinite(frame.device_s)):
+    if isinstance(frame, DoneFrame) and not all(map(math.isfinite, _seconds(frame))):
         raise BrokenFrame("no Done: it took no finite time")
     return frame
+
+
+def _seconds(done: DoneFrame) -> tuple[float, ...]:
+    return done.elapsed_s, done.device_s, 0.0 if done.offload is None else done.offload.seconds

@@ -341,7 +341,7 @@ class Worker:
         compile_kernel(KernelJob(frame.tenant, text, frame.entry, frame.architecture, frame.width, target), done)
 
     def _tell_fault(self, flights: Iterable[Flight]) -> None:
-        if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.grants.cuda):
+        if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.is_native):
             self._notices.fault(tenants)
 
     def attend(self, talk: Conversation, now_s: float) -> float | None:

@@ -102,7 +102,7 @@ def _head(field: str, called: str, outcome: Invocation) -> str:
     """Return a reply's JSON without the guest's output and the closing brace."""
     timeline = CURRENT.get()
     if timeline is not None:
-        timeline.end_guest(outcome.elapsed_s, outcome.device_s)
+        timeline.end_guest(outcome.elapsed_s, outcome.device_s, outcome.offload_s)
     if outcome.exit_code:
         require_success(outcome)  # raises
     head = f'{{"{field}":"{called}","result":{outcome.to_json() if outcome.result_types else _NO_RESULTS}'

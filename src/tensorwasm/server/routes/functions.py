@@ -45,7 +45,7 @@ from tensorwasm.service.functions.checks import GRANTS, MAX_WARM
 from tensorwasm.service.functions.functions import IfExists
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
-from tensorwasm.values import MemoryKind
+from tensorwasm.values import MemoryKind, OffloadMode
 
 MAX_VERSION: Final = (1 << 31) - 1
 
@@ -60,6 +60,7 @@ class Options(RecordBody, kw_only=True, omit_defaults=True, forbid_unknown_field
         memory_kind: how kernels reach linear memory; default: the operator's choice.
         warm: sandboxes kept ready.
         model: whether clients of OpenAI's API may use it as a model.
+        offload: where its loops run that can run in parallel: on a GPU, on all cores, or in the guest.
     """
 
     grants: tuple[Annotated[str, Meta(extra_json_schema={"enum": sorted(GRANTS)})], ...] = ()
@@ -69,6 +70,7 @@ class Options(RecordBody, kw_only=True, omit_defaults=True, forbid_unknown_field
     warm: Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_WARM})] = 0
     env: dict[str, str] = msgspec.field(default_factory=dict)
     model: bool = False
+    offload: OffloadMode = "off"
 
     def to_options(self) -> FunctionOptions:
         """Return the service's options."""

@@ -69,11 +69,11 @@ class PreparedInvocation:
         return self._begin(service, admitted, resolved) if resolved is not None else self._resolve(service, admitted)
 
     def begin_detached(self, service: CallService, admitted: Admitted) -> DetachedBegun:
-        """Do the same; a call of a function with a device needs no task, if there is nothing to wait for."""
+        """Do the same; a call in a worker process needs no task, if there is nothing to wait for."""
         resolved = service.functions.find(admitted.tenant, self._reference)
         if resolved is None:
             return self._resolve(service, admitted)
-        started = service.invocations.start(admitted, resolved, self._call) if resolved.cuda else None
+        started = service.invocations.start(admitted, resolved, self._call) if resolved.in_worker else None
         return self._begin(service, admitted, resolved) if started is None else started
 
     def _begin(

@@ -118,7 +118,7 @@ class ModelRun:
             outcome = await request.service.invocations.invoke(request.admitted, self._reference, self._call)
         except NotFound:
             raise self._missing() from None
-        note_guest(outcome.elapsed_s, outcome.device_s)
+        note_guest(outcome.elapsed_s, outcome.device_s, outcome.offload_s)
         lines = chain.from_iterable(map(self.answer.read, require_success(outcome).chunks))
         more = True
         while more:
@@ -153,7 +153,7 @@ class ModelRun:
                     if self.answer.ended:
                         return
                 outcome = require_success(stream.outcome)
-                note_guest(outcome.elapsed_s, outcome.device_s)
+                note_guest(outcome.elapsed_s, outcome.device_s, outcome.offload_s)
         except NotFound:
             raise self._missing() from None
         yield self.answer.finish()

@@ -152,7 +152,7 @@ class StreamedCall:
         except TensorWasmError as error:
             self._record(self._outcome("error", reason_of(error), message_of(error)))
             raise
-        note_guest(outcome.elapsed_s, outcome.device_s)
+        note_guest(outcome.elapsed_s, outcome.device_s, outcome.offload_s)
         self._record(self._outcome("done"))
         return outcome
 

@@ -291,7 +291,7 @@ class Functions:
             return found
         changes, late = self._cache.changes, deadline.expired()
         record, version = await self._database.read(records.resolve, tenant, parse_reference(reference))
-        options, cuda = version.options, "cuda" in version.options.grants
+        options, in_worker = version.options, version.options.in_worker
         loaded = await self._load(tenant, record.name, version)
         resolved = Resolved(
             reference=reference,
@@ -301,8 +301,10 @@ class Functions:
             module=loaded.module,
             limits=loaded.function.host.limits,
             tenant=str(record.tenant),
-            cuda=cuda,
-            may_begin_here=not cuda and not options.warm,
+            cuda="cuda" in options.grants,
+            on_device=options.on_device,
+            in_worker=in_worker,
+            may_begin_here=not in_worker and not options.warm,
             default_ns=int((options.timeout_s or self._ceilings.limits.wall_s) * 1e9),
             until_ns=float("inf") if self._ttl_s is None else time.monotonic_ns() + self._ttl_s * 1e9,
         )
@@ -343,7 +345,7 @@ class Functions:
     def _key(self, tenant: int, name: str, digest: bytes, options: FunctionOptions) -> LoadKey:
         limits = self._ceilings.limits_of(options)
         env = options.env if options.warm else ()
-        return LoadKey(tenant, digest, limits, name, env, options.warm, "cuda" in options.grants)
+        return LoadKey(tenant, digest, limits, name, env, options.warm, options.in_worker, options.on_device)
 
     async def _identify(self, tenant: int, function: str) -> str:
         """Return the ID of a function that is given by ID or name."""

@@ -52,7 +52,8 @@ class LoadKey(NamedTuple):
         module: BLAKE3 of the binary.
         env: environment of its warm sandboxes.
         warm: their number.
-        cuda: it runs in worker processes, so nothing is prepared here.
+        in_worker: it runs in worker processes, so nothing is prepared here.
+        on_device: it may use a device there.
     """
 
     tenant: int
@@ -61,7 +62,8 @@ class LoadKey(NamedTuple):
     name: str
     env: tuple[tuple[str, str], ...] = ()
     warm: int = 0
-    cuda: bool = False
+    in_worker: bool = False
+    on_device: bool = False
 
 
 class _Loading:
@@ -153,7 +155,7 @@ class Loader:
             if self._loading.get(key) is loading:
                 self._cache.put(key, loaded, len(loaded.module))
             self.loads += 1
-            if key.cuda and self._prepare is not None:
+            if key.on_device and self._prepare is not None:
                 self._prepare(str(key.tenant), loaded.module, self._policy(key.tenant).quotas.get("gpu_bytes"))
             return loaded
         finally:
@@ -164,7 +166,7 @@ class Loader:
         """Load a function, and prepare what its first invocation needs. Blocks."""
         module, tenant = fetch(), str(key.tenant)
         function = self._runtime.load(module, key.name, key.limits, tenant, work=stop_hook)
-        if not key.cuda:
+        if not key.in_worker:
             function.dispatch.prepare(NO_GRANTS, None)
             function.dispatch.prepare_pure()
             if function.module_hash != key.module:
@@ -186,7 +188,9 @@ class Resolved:
     Attributes:
         module: the binary, the same object as long as the function is loaded.
         tenant: its owner, as the runtime names tenants.
-        cuda: its guests are granted the device, and run in worker processes.
+        cuda: its guests are granted the device.
+        on_device: its guests may use the device.
+        in_worker: its guests run in worker processes.
         may_begin_here: its guests may start in this process, in fresh sandboxes.
         default_ns: timeout of an invocation without a deadline.
         until_ns: when it must be looked up again, on the monotonic clock.
@@ -200,6 +204,8 @@ class Resolved:
     limits: Limits
     tenant: str
     cuda: bool
+    on_device: bool
+    in_worker: bool
     may_begin_here: bool
     default_ns: int
     until_ns: float

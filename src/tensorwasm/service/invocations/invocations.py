@@ -20,9 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tensorwasm.errors import Draining, QuotaExceeded
-from tensorwasm.runtime.executor.local import CallThreads
+from tensorwasm.runtime.invoke.call_threads import CallThreads
 from tensorwasm.runtime.invoke.invocation import Invocation, PendingInvocation, await_outcome
-from tensorwasm.service.admission.admission import Admission, Admitted, Permit
+from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.functions import Functions
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.invocations.device_call import DeviceCall
@@ -242,9 +242,10 @@ class Invocations:
     async def _run_elsewhere(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> Invocation:
         """Run an invocation in a worker process, or on a thread, where it may have a warm sandbox."""
         deadline = deadline_of(resolved, request)
-        if resolved.cuda:
-            admitted.check_budget()
-            turn = await self.turns.begin("gpu", admitted, resolved, deadline)
+        if resolved.in_worker:
+            if resolved.on_device:
+                admitted.check_budget()
+            turn = await self.turns.begin(_gate(resolved), admitted, resolved, deadline)
             try:
                 executor = self.workers.executor or await self.workers.open()
             except BaseException:
@@ -261,7 +262,7 @@ class Invocations:
             self.turns.end(turn, resolved, request)
 
     def start(self, admitted: Admitted, resolved: Resolved, request: InvocationRequest) -> DeviceCall | None:
-        """Begin a call of a function with a device at once; return None if it has to wait, and `begin` is to be used.
+        """Begin a call in a worker process at once; return None if it has to wait, and `begin` is to be used.
 
         Raises what `begin` and its coroutine raise before a guest runs.
         """
@@ -270,8 +271,9 @@ class Invocations:
             return None
         if len(request.args) > MAX_ARGS or request.env or request.deadline.at_ns is not None:
             request.check()
-        admitted.check_budget()
-        turn = self.turns.try_begin("gpu", admitted, resolved)
+        if resolved.on_device:
+            admitted.check_budget()
+        turn = self.turns.try_begin(_gate(resolved), admitted, resolved)
         return self._send(executor, turn, resolved, request, deadline_of(resolved, request)) if turn else None
 
     def _send(
@@ -315,12 +317,12 @@ class Invocations:
             raise Draining("the service is shutting down")
         resolved.function.choose(request.export)
         deadline = deadline_of(resolved, request)
-        if resolved.cuda:
+        if resolved.on_device:
             admitted.check_budget()
         turn = await self.turns.begin("streams", admitted, resolved, deadline)
         try:
             channel, output = Channel(deadline), CapturedOutput(resolved.limits.output_bytes)
-            if resolved.cuda:
+            if resolved.in_worker:
                 executor = self.workers.executor or await self.workers.open()
                 work = worker_request(resolved, request, deadline, admitted.policy)
                 pending = executor.submit(work, output.listener(channel))
@@ -371,3 +373,8 @@ class Invocations:
         await self.workers.close()
         self._threads.end()
         await asyncio.to_thread(self._threads.close)
+
+
+def _gate(resolved: Resolved) -> GuestClass:
+    """Return the class of guests in whose queue calls in worker processes wait for their turn."""
+    return "gpu" if resolved.on_device else "cpu"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_ARGS: Final = 256
 
 _DEVICE: Final = Grants(cuda=True)
+_NOTHING: Final = Grants()
 
 
 class InvocationRequest(msgspec.Struct, frozen=True):
@@ -89,11 +90,12 @@ def worker_request(resolved: Resolved, request: InvocationRequest, deadline: Dea
         env=env,
         stdin=request.stdin,
         input=request.input,
-        grants=_DEVICE,
+        grants=_DEVICE if resolved.cuda else _NOTHING,
         tenant=resolved.tenant,
         limits=resolved.limits,
         deadline_s=deadline.remaining_s(),
         memory_kind=options.memory_kind,
         gpu_bytes=policy.quotas.get("gpu_bytes"),
         weight=policy.weight,
+        offload=options.offload,
     )

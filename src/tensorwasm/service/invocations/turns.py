@@ -11,7 +11,7 @@ from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.loading import Resolved
 from tensorwasm.service.invocations.request import InvocationRequest
-from tensorwasm.values import Deadline
+from tensorwasm.values import Deadline, OffloadUse
 
 
 @dataclass(slots=True)
@@ -52,11 +52,13 @@ class GuestTurns:
 
     Attributes:
         observe: is given the seconds for which each call with kernels has waited for its device.
+        note_offload: is given the tenant, the function's ID, and what became of its loops.
     """
 
     def __init__(self, admission: Admission, note: Callable[..., None], counts: Counts) -> None:
         self._admission, self._note, self._counts = admission, note, counts
         self.observe: Callable[[float], object] = _ignore
+        self.note_offload: Callable[[int, str, OffloadUse], object] = _ignore
 
     async def begin(self, kind: GuestClass, admitted: Admitted, resolved: Resolved, deadline: Deadline) -> GuestTurn:
         """Wait for a turn, and take the instance's quotas; `end` gives both back."""
@@ -105,22 +107,26 @@ class GuestTurns:
             launches = outcome.gpu.kernels_launched if outcome.gpu is not None else 0
             on_device = launches > 0
             if on_device:
-                self.observe(outcome.device_s)
+                self.observe(outcome.device_s + outcome.offload_s)
+            if outcome.offload is not None:
+                self.note_offload(tenant, resolved.record.id, outcome.offload)
         elif turn.began_s is not None:
             spent_s, sent_bytes, launches = time.perf_counter() - turn.began_s, turn.sent_bytes, 0
-            on_device = resolved.cuda
+            on_device = resolved.on_device
         else:
             self._note(tenant, 1, 1, 0, 0, 0, given_bytes)
             return None
         spent_us = int(spent_s * 1e6)
         gpu_us = spent_us if on_device else 0
+        if outcome is not None and on_device and not resolved.cuda:
+            gpu_us = int(outcome.offload_s * 1e6)  # the guest itself has used no device
         if on_device:
             self._admission.quotas.charge(tenant, gpu_us=gpu_us, launches=launches)
         self._note(tenant, 1, int(outcome is None), spent_us, gpu_us, launches, given_bytes, sent_bytes)
         return spent_s * 1e3
 
 
-def _ignore(_seconds: float) -> None:
+def _ignore(*_: object) -> None:
     """Observe nothing."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from itertools import count
 
@@ -18,14 +19,18 @@ from tensorwasm.guest.imports.offload.guards import (
     OffloadService,
     make_guards,
 )
+from tensorwasm.guest.imports.offload.shadow import ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.cut import COMPARED, OFF, ON
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
+from tensorwasm.values import MOST_EVIDENCE
 
 REGION = LoopRegion(
     0, 0, 5, ((0, "i32"), (2, "f64"), (3, "i64"), (4, "f32")), ((4, "f32"), (3, "i64")), ((1, "i32"),), 1
 )
 VALUES = (-1, -2, 1 << 40, -(1 << 31), 7)
+WRITTEN = b"what it would have written"
 KEY = PlanKey(0, (0xFFFF_FFFF, 1 << 40, 7), 1 << 16)
 
 
@@ -35,12 +40,20 @@ class FakeTarget:
         self.moved_bytes = 0
         self.runs = []
 
-    def run(self, plan, inputs, _call):
+    def run(self, plan, inputs, _call, kept=None):
         self.runs.append((plan, inputs))
         self.moved_bytes += 100
         if isinstance(self.outcome, Exception):
             raise self.outcome
+        if kept is not None:
+            kept.append((64, WRITTEN))
         return self.outcome
+
+    def stop(self):
+        raise AssertionError("nothing is to be stopped")
+
+    def statistics(self):
+        return None
 
 
 def ready(key):
@@ -50,8 +63,9 @@ def ready(key):
     return made
 
 
-def serve(outcome, request=ready):
-    service = OffloadService([REGION], PlanCache(request, lambda code: code, waits=True), FakeTarget(outcome))
+def serve(outcome, request=ready, every=0, *, waits=True):
+    plans = PlanCache(request, lambda code: code, waits=waits)
+    service = OffloadService([REGION], plans, FakeTarget(outcome), ShadowSampler(b"\x5e" * 32, 1, every))
     return service, FakeCall(services={SERVICE: service})
 
 
@@ -82,7 +96,8 @@ def test_a_region_that_is_declined_gives_its_outputs_back(services):
 
 def test_a_guard_without_outputs_says_what_came_of_it():
     region = LoopRegion(0, 0, 5, ((0, "i32"),), (), (), 1)
-    service = OffloadService([region], PlanCache(ready, lambda code: code, waits=True), FakeTarget({}))
+    plans = PlanCache(ready, lambda code: code, waits=True)
+    service = OffloadService([region], plans, FakeTarget({}), ShadowSampler(b"", 1, 0))
     guard = make_guards([region])[0]
     assert guard.body(FakeCall(services={SERVICE: service}), 5) == (1, 0)
     assert guard.body(FakeCall(), 5) == (0, 1)
@@ -109,7 +124,7 @@ def test_a_place_that_refuses_a_plan_is_not_asked_again():
 def test_a_guard_whose_code_is_being_made_is_off_only_if_calls_of_it_cost_much(monkeypatch, every_ns, off):
     clock = count(step=every_ns)
     monkeypatch.setattr(guards.time, "perf_counter_ns", lambda: next(clock) // 2)  # it is read twice
-    service = OffloadService([REGION], PlanCache(lambda _key: Future(), lambda code: code), FakeTarget({}))
+    service, _ = serve({}, lambda _key: Future(), waits=False)
     guard, call = make_guards([REGION])[0], FakeCall(services={SERVICE: service})
     assert [guard.body(call, *VALUES)[:2] for _ in range(MOST_DECLINES)] == [(0, 0)] * MOST_DECLINES
     answers = [guard.body(call, *VALUES)[:2] for _ in range(4 * MOST_DECLINES)]
@@ -127,3 +142,63 @@ def test_statistics_of_instances_add_up():
     other.statistics[0].add(one.statistics[0])
     other.statistics[0].add(one.statistics[0])
     assert (other.statistics[0].taken, other.statistics[0].moved_bytes) == (2, 200)
+
+
+RESULTS = {3: 9, 4: 1 << 31}
+AFTER = (-1, -2, 9, -(1 << 31), 7)  # what the region makes of its inputs
+
+
+def compared(memory=WRITTEN, after=AFTER):
+    """Compare one run; return the service and what both calls of the guard gave."""
+    service, call = serve(RESULTS, every=2)
+    guard = make_guards([REGION])[0]
+    assert guard.body(call, *VALUES)[0] == 1  # the first is not compared
+    before = guard.body(call, *VALUES)
+    call.memory.write(64, memory)
+    return service, before, guard.body(call, *after)
+
+
+def test_a_compared_run_goes_on_with_what_the_guest_has_done():
+    service, before, after = compared()
+    assert before == (0, COMPARED, -(1 << 31), 1 << 40)
+    assert after == (1, ON, -(1 << 31), 9)
+    assert (service.use().taken, service.use().compared, service.use().mismatches) == (1, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("memory", "after", "place"),
+    [(b"something else", AFTER, 64), (b"what it", AFTER, 71), (WRITTEN, (*AFTER[:2], 10, *AFTER[3:]), None)],
+)
+def test_a_compared_run_that_differs_switches_its_region_off_and_leaves_evidence(memory, after, place):
+    service, _, answer = compared(memory, after)
+    assert answer == (1, OFF, after[3], after[2])
+    (evidence,) = map(json.loads, service.use().mismatches)
+    assert (evidence["module"], evidence["region"], evidence["outputs"]) == ("5e" * 32, 0, [after[3], after[2]])
+    assert evidence["outputs_elsewhere"] == [-(1 << 31), 9]
+    assert [each["differs_at"] for each in evidence["ranges"]] == ([] if place is None else [place])
+    assert make_guards([REGION])[0].body(FakeCall(services={SERVICE: service}), *VALUES)[:2] == (0, OFF)
+    assert dict(service.use().declined) == {"differed": 1}
+
+
+def test_a_region_that_traps_only_in_the_guest_differs():
+    service, call = serve(RESULTS, every=1)
+    make_guards([REGION])[0].body(call, *VALUES)
+    service.compare((), None)
+    assert json.loads(service.use().mismatches[0])["outputs"] == "trap"
+
+
+def test_evidence_of_the_largest_region_fits():
+    region = LoopRegion(0, 0, 5, tuple((n, "i64") for n in range(128)), ((0, "i64"),), (), 1)
+    sampler = ShadowSampler(b"\xff" * 32, 1, 1)
+    service = OffloadService([region], PlanCache(ready, lambda code: code, waits=True), FakeTarget({0: 1}), sampler)
+    call = FakeCall(services={SERVICE: service})
+    for _ in range(2):
+        make_guards([region])[0].body(call, *[-(1 << 63)] * 128)
+    assert 1000 < len(service.use().mismatches[0]) < MOST_EVIDENCE // 2
+
+
+def test_work_that_the_guest_has_begun_declines():
+    service, call = serve(RESULTS)
+    service.is_busy = lambda: True
+    assert make_guards([REGION])[0].body(call, *VALUES)[:2] == (0, ON)
+    assert dict(service.use().declined) == {"busy": 1}

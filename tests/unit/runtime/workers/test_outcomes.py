@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tensorwasm import errors
 from tensorwasm.gpu.session import SessionStatistics
 from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
+from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.workers.child.answers import encode_outcome
 from tensorwasm.runtime.workers.frames import (
@@ -13,11 +14,13 @@ from tensorwasm.runtime.workers.frames import (
     DoneFrame,
     FailedFrame,
     GpuUsage,
+    OffloadUsage,
     OutputFrame,
     TrapFrame,
 )
 from tensorwasm.runtime.workers.outcomes import COUNTS, describe_error, describe_result, rebuild_error, rebuild_result
 from tensorwasm.runtime.workers.wire import FROM_WORKER, Splitter, encode
+from tensorwasm.values import OffloadUse
 
 MADE = {
     errors.GuestTrap: lambda: errors.GuestTrap("unreachable executed", "unreachable"),
@@ -117,7 +120,8 @@ def test_a_message_has_no_control_characters_and_an_end():
 @pytest.mark.parametrize("cut", [(False, False), (True, False), (False, True)])
 def test_a_result_crosses_whole(cut):
     gpu = SessionStatistics(kernels_launched=2, abandoned=True)
-    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut, 0.125)
+    use = OffloadUse(3, 1, 0.5, 1 << 40, (("busy", 2), ("sequential", 1)), ('{"region": 7}',))
+    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut, 0.125, use)
     arrived = crossed(describe_result(1, result))
     assert rebuild_result(arrived, "f", b"out", b"err", (b"a", b"b")) == result
 
@@ -150,6 +154,8 @@ def done(**changes):
         done(values=(1,), result_types=("f32",)),
         done(values=(1e300,), result_types=("f32",)),
         done(values=(1 << 63,), result_types=("i64",)),
+        done(offload=OffloadUsage(0, 0, 0.0, 0, (), ())),
+        done(offload=OffloadUsage(0, 0, 0.0, 0, (0,) * (len(DeclineReason) + 1), ())),
         done(gpu=GpuUsage((), abandoned=False)),
         done(gpu=GpuUsage((0,) * (len(COUNTS) + 1), abandoned=False)),
     ],

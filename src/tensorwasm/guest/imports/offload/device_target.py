@@ -20,7 +20,7 @@ from tensorwasm.offload.program import Array, HostLoop, Kernel
 from tensorwasm.values import Deadline, LaunchConfig
 
 if TYPE_CHECKING:
-    from tensorwasm.gpu.session import Session
+    from tensorwasm.gpu.session import Session, SessionStatistics
 
 _FLAG_BYTES: Final = 8
 _RESULT_BYTES: Final = 8
@@ -42,7 +42,13 @@ class DeviceTarget:
         self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
         self._kernels: dict[tuple[str, str], int] = {}  # ids of loaded kernels, by PTX and entry
 
-    def run(self, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+    def run(
+        self,
+        plan: ReadyPlan[GpuCode],
+        inputs: Mapping[int, int],
+        call: HostCall,
+        kept: list[tuple[int, bytes]] | None = None,
+    ) -> Mapping[int, int]:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
         with ExitStack() as stack:
             try:
@@ -50,12 +56,25 @@ class DeviceTarget:
                     self._session = self._open()
                 run = stack.enter_context(_lent(self, self._session, plan, inputs, call))
                 results = run.compute()
+                if kept is not None:
+                    kept += run.read_written()
             except (InvokeTimeout, GuestTrap):
                 raise
             except TensorWasmError as error:
                 raise Declined(DeclineReason.DEVICE, f"{error.kind}: {error.message}") from error
-            run.give_back()
+            if kept is None:
+                run.give_back()
             return results
+
+    def stop(self) -> None:
+        """Stop kernels that run, from any thread."""
+        session = self._session
+        if session is not None:
+            session.stop_kernels()
+
+    def statistics(self) -> SessionStatistics | None:
+        """Return what was used of the device, None for nothing."""
+        return None if self._session is None else self._session.statistics()
 
     def load(self, session: Session, ptx: str, entry: str, call: HostCall) -> int:
         """Return the id of a kernel."""
@@ -146,6 +165,14 @@ class _DeviceRun:
                 into = self.call.memory.view(array.first, array.size_bytes)
                 self.session.buffers.read(handle, into, self.call.deadline)
                 self.target.moved_bytes += array.size_bytes
+
+    def read_written(self) -> Iterator[tuple[int, bytes]]:
+        """Yield where kernels may have written, and what is there now."""
+        for array, handle in self._arrays():
+            if array.written:
+                content = bytearray(array.size_bytes)
+                self.session.buffers.read(handle, memoryview(content), self.call.deadline)
+                yield array.first, bytes(content)
 
     def _arrays(self) -> Iterator[tuple[Array, int]]:
         return zip(self.plan.program.arguments.arrays, self.buffers, strict=False)

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
 from tensorwasm.guest.imports.offload import SERVICE
+from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
-from tensorwasm.offload.cut import INTERFACE, guard_name, guard_signature
+from tensorwasm.offload.cut import COMPARED, INTERFACE, OFF, ON, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
+from tensorwasm.values import MOST_MISMATCHES, OffloadUse
+
+if TYPE_CHECKING:
+    from tensorwasm.gpu.session import SessionStatistics
+    from tensorwasm.guest.memory.linear_memory import GuestMemory
 
 INTEGERS: Final = frozenset({"i32", "i64"})
 """Types of inputs that a plan holds for one value of."""
@@ -30,6 +37,8 @@ DECLINES_FOR_ONE: Final = 16
 ASK_EVERY_NS: Final = 200_000
 """Beyond `MOST_DECLINES` a guard may be called so often while code is made: that costs some percent of the time."""
 
+_DIFFERED: Final = PlanRefusal(DeclineReason.DIFFERED)
+_BUSY: Final = PlanRefusal(DeclineReason.BUSY)
 _BITS: Final[Mapping[str, int]] = {"i32": 32, "f32": 32, "i64": 64, "f64": 64}
 
 _Types = tuple[ValType, ...]
@@ -43,18 +52,27 @@ class OffloadTarget(Protocol[_Plan_contra]):
     moved_bytes: int
     """Copied to and from the place, in all runs."""
 
-    def run(self, plan: _Plan_contra, inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+    def run(
+        self, plan: _Plan_contra, inputs: Mapping[int, int], call: HostCall, kept: KeptRanges | None = None
+    ) -> Mapping[int, int]:
         """Run a plan on the memory of a guest; return the bits of the region's outputs, by local.
 
         Args:
             plan: what to run.
             inputs: the bits of the region's inputs, by local.
             call: the guest's.
+            kept: takes what would be written instead of the memory.
 
         Raises:
             Declined: it did not run; the memory is as it was.
             InvokeTimeout: the deadline has passed; what the memory holds is open.
         """
+
+    def stop(self) -> None:
+        """Stop kernels that run; called on any thread."""
+
+    def statistics(self) -> SessionStatistics | None:
+        """Return what was used of a device, None for nothing."""
 
 
 @dataclass(slots=True)
@@ -66,6 +84,7 @@ class RegionStatistics:
     planned_s: float = 0.0  # to look for plans and to make them
     taken_s: float = 0.0  # of the runs that were taken
     moved_bytes: int = 0  # copied for them
+    compared: int = 0  # runs that were made in the guest too
 
     def add(self, other: RegionStatistics) -> None:
         """Add another instance's."""
@@ -74,18 +93,43 @@ class RegionStatistics:
         self.planned_s += other.planned_s
         self.taken_s += other.taken_s
         self.moved_bytes += other.moved_bytes
+        self.compared += other.compared
 
 
 class OffloadService(Generic[_Plan]):
-    """The guards' work for one instance. Used by one thread at a time."""
+    """The guards' work for one instance. Used by one thread at a time.
+
+    Args:
+        regions: of the module.
+        plans: of the regions.
+        target: where they run.
+        sampler: says which runs are compared.
+
+    Attributes:
+        statistics: of each region.
+        mismatches: evidence of each run that differed.
+        is_busy: returns whether work that the guest has begun may reach its memory: then all regions run in the guest.
+        stop: stops kernels that run; for any thread.
+        device_statistics: returns what was used of a device, None for nothing.
+    """
 
     def __init__(
-        self, regions: Sequence[LoopRegion], plans: PlanCache[Any, _Plan], target: OffloadTarget[_Plan]
+        self,
+        regions: Sequence[LoopRegion],
+        plans: PlanCache[Any, _Plan],
+        target: OffloadTarget[_Plan],
+        sampler: ShadowSampler,
     ) -> None:
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
         self._plans = plans
         self._target = target
+        self._sampler = sampler
+        self._shadow: ShadowRun | None = None
+        self.mismatches: list[str] = []
+        self.is_busy: Callable[[], bool] | None = None
+        self.stop = target.stop
+        self.device_statistics = target.statistics
         self._nans: Counter[PlanKey] = Counter()
         self._left = [MOST_DECLINES for _ in regions]  # declines of each guard until it is off
         self._asked: Counter[int] = Counter()  # how often each was called while its code was being made
@@ -93,7 +137,51 @@ class OffloadService(Generic[_Plan]):
 
     def is_off(self, number: int) -> bool:
         """Return whether the guard of a region need not be called any more: it nearly always declines."""
-        return self._left[number] <= 0
+        return self._left[number] <= 0 or self._sampler.is_off(number)
+
+    def state(self, number: int) -> int:
+        """Return what a guard says of its region besides whether it has run: `ON`, `OFF` or `COMPARED`."""
+        if self._shadow is not None:
+            return COMPARED
+        return OFF if self.is_off(number) else ON
+
+    @property
+    def comparing(self) -> bool:
+        """Whether the region of the last guard runs in the guest, to be compared."""
+        return self._shadow is not None
+
+    def compare(self, values: Sequence[int], memory: GuestMemory | None) -> None:
+        """Compare a region that has run in the guest with the same elsewhere.
+
+        Args:
+            values: bits of its inputs, among them its outputs, and globals.
+            memory: the guest's, None if the region has trapped.
+        """
+        shadow, self._shadow = self._shadow, None
+        if shadow is None:
+            return
+        outputs = [] if memory is None else _outputs(shadow.region, values)
+        evidence = shadow.evidence(self._sampler, outputs, memory)
+        if evidence:
+            self._sampler.switch_off(shadow.number, evidence)
+            self.mismatches.append(evidence)
+
+    def use(self) -> OffloadUse:
+        """Return what became of all regions together."""
+        total = RegionStatistics()
+        for each in self.statistics:
+            total.add(each)
+        declined: Counter[str] = Counter()
+        for refusal, count in total.declined.items():
+            declined[refusal.reason.name.lower()] += count
+        return OffloadUse(
+            total.taken,
+            total.compared,
+            total.taken_s,
+            total.moved_bytes,
+            tuple(sorted(declined.items())),
+            tuple(self.mismatches[:MOST_MISMATCHES]),
+        )
 
     def run(self, number: int, values: Sequence[int], call: HostCall) -> list[int] | None:
         """Run a region in another place; return the bits of its outputs, None if it is to run as it is.
@@ -104,6 +192,10 @@ class OffloadService(Generic[_Plan]):
             call: the guest's.
         """
         region, statistics = self._regions[number], self.statistics[number]
+        refused = self._refusal(number)
+        if refused is not None:
+            statistics.declined[refused] += 1
+            return None
         began_ns = time.perf_counter_ns()
         key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
         plan = self._plans.find(key, call.deadline)
@@ -114,20 +206,27 @@ class OffloadService(Generic[_Plan]):
             self._count_decline(number, plan, began_ns)
             return None
         moved_bytes = self._target.moved_bytes
+        kept: KeptRanges | None = [] if self._sampler.is_due(number) else None
         try:
-            results = self._target.run(plan, _inputs(region, values), call)
+            results = self._target.run(plan, _inputs(region, values), call, kept)
         except Declined as declined:
             self._note(key, PlanRefusal(declined.reason, declined.detail), statistics)
+            return None
+        if kept is not None:
+            statistics.compared += 1
+            self._shadow = ShadowRun(number, key, region, values, _outputs(region, values, results), kept)
             return None
         statistics.taken += 1
         self._left[number] += DECLINES_FOR_ONE
         statistics.taken_s += (time.perf_counter_ns() - found_ns) * 1e-9
         statistics.moved_bytes += self._target.moved_bytes - moved_bytes
-        kept = {local: place for place, (local, _) in enumerate(region.inputs)}
-        return [
-            _signed(results[local], _BITS[kind]) if local in results else values[kept[local]]
-            for local, kind in region.outputs
-        ]
+        return _outputs(region, values, results)
+
+    def _refusal(self, number: int) -> PlanRefusal | None:
+        """Return why a region is not looked at now."""
+        if self._sampler.is_off(number):
+            return _DIFFERED
+        return _BUSY if self.is_busy is not None and self.is_busy() else None
 
     def _count_decline(self, number: int, refusal: PlanRefusal, now_ns: int) -> None:
         """Bring a guard nearer to being off; asking for what is being made does so only as far as it costs much."""
@@ -158,6 +257,15 @@ def _inputs(region: LoopRegion, values: Sequence[int]) -> dict[int, int]:
     return {local: value & ((1 << _BITS[kind]) - 1) for (local, kind), value in pairs}
 
 
+def _outputs(region: LoopRegion, values: Sequence[int], results: Mapping[int, int] = MappingProxyType({})) -> list[int]:
+    """Return the bits of a region's outputs, which are those of its inputs where there is no result."""
+    places = {local: place for place, (local, _) in enumerate(region.inputs)}
+    return [
+        _signed(results[local], _BITS[kind]) if local in results else values[places[local]]
+        for local, kind in region.outputs
+    ]
+
+
 def _signed(bits: int, width: int) -> int:
     return bits - (1 << width) if bits >> (width - 1) else bits
 
@@ -176,10 +284,16 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
         service = call.service(SERVICE)
         if service is not None and not isinstance(service, OffloadService):
             raise InternalError("the service offload is not an OffloadService")
-        results = service.run(number, values, call) if service is not None else None
-        ran = results is not None
-        off = service is None or (not ran and service.is_off(number))
-        return (ran, off, *([values[place] for place in returned] if results is None else results))
+        given = [values[place] for place in returned]
+        if service is None:
+            return (0, OFF, *given)
+        if service.comparing:
+            service.compare(values, call.memory)
+            return (1, service.state(number), *given)
+        results = service.run(number, values, call)
+        if results is None:
+            return (0, service.state(number), *given)
+        return (1, ON, *results)
 
     params, results = cast("_Types", signature.params), cast("_Types", signature.results)
     return HostFunction(INTERFACE, guard_name(number), params, results, guard)

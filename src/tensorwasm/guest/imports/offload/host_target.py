@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from functools import cache, partial
 
+from tensorwasm import settings
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.offload.codegen.host import LoadedProgram
@@ -19,9 +20,20 @@ class HostTarget:
 
     moved_bytes = 0
 
-    def run(self, plan: ReadyPlan[LoadedProgram], inputs: Mapping[int, int], call: HostCall) -> Mapping[int, int]:
+    def __init__(self, tenant: str) -> None:
+        """Use a tenant's share of the threads."""
+        self._tenant = tenant
+
+    def run(
+        self,
+        plan: ReadyPlan[LoadedProgram],
+        inputs: Mapping[int, int],
+        call: HostCall,
+        kept: list[tuple[int, bytes]] | None = None,
+    ) -> Mapping[int, int]:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
-        run = _pool().run(plan, call.memory.address, inputs, call.deadline, partial(_must_end, call))
+        address, must_end = call.memory.address, partial(_must_end, call)
+        run = _pool().run(plan, address, inputs, call.deadline, must_end, tenant=self._tenant, kept=kept)
         if run.outcome is HostOutcome.NOT_A_NUMBER:
             raise Declined(DeclineReason.NOT_A_NUMBER)
         if run.outcome is HostOutcome.STOPPED:
@@ -29,11 +41,18 @@ class HostTarget:
             raise InternalError("the threads of the host have stopped, and the guest was not to end")
         return run.results
 
+    def stop(self) -> None:
+        """Do nothing: threads ask `HostCall.check`."""
+
+    def statistics(self) -> None:
+        """Return nothing: no device was used."""
+
 
 @cache
 def _pool() -> HostPool:
     """Return the threads of this process."""
-    return HostPool(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return HostPool(settings.current().offload_threads or processors)
 
 
 def _must_end(call: HostCall) -> bool:

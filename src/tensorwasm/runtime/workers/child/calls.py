@@ -31,7 +31,8 @@ class Target:
     def of(cls, frame: TargetFrame, module: bytes) -> Target:
         """Return the target that a frame describes, with its module."""
         grants = Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories))
-        return cls(frame, FunctionKey(frame.tenant, frame.name, Limits(*frame.limits), module), grants)
+        key = FunctionKey(frame.tenant, frame.name, Limits(*frame.limits), module, frame.offload)
+        return cls(frame, key, grants)
 
 
 class ShortCall:
@@ -105,6 +106,7 @@ def make_request(frame: InvokeFrame, target: Target, stdin: bytes, given: bytes)
         deadline_s=frame.deadline_s,
         memory_kind=common.memory_kind,
         gpu_bytes=frame.gpu_bytes,
+        offload=common.offload,
     )
 
 

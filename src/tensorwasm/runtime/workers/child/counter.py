@@ -285,7 +285,7 @@ class Counter:
 
     def _make_elsewhere(self, frame: InvokeFrame, request: Request) -> None:
         ends = Deadline.after(request.limits.wall_s).earlier(Deadline.after(request.deadline_s))
-        call = self._calls[frame.request] = RunningCall(frame.request, request.grants.cuda, OutputWindow(ends))
+        call = self._calls[frame.request] = RunningCall(frame.request, request.on_device, OutputWindow(ends))
         call.ticket = self._submit(request, self._listener(call) if frame.stream else None)
         call.ticket.add_done_callback(partial(self._ended, call))
 

@@ -281,6 +281,7 @@ def target_key(request: Request) -> Hashable:
         request.limits,
         request.memory_kind,
         request.weight,
+        request.offload,
     )
 
 
@@ -297,6 +298,7 @@ def make_target(request: Request, target: int, module: int) -> TargetFrame:
         tenant=request.tenant,
         limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),
         memory_kind=request.memory_kind,
+        offload=request.offload,
     )
 
 
