@@ -49,16 +49,13 @@ REQUESTS: Final = "tensor_wasm_http_requests_total"
 _DURATION: Final = "tensor_wasm_http_request_duration_seconds"
 _IN_FLIGHT: Final = "tensor_wasm_http_requests_in_flight"
 _BUILD: Final = "tensor_wasm_build_info"
-
+_FUNCTION: Final = ("tenant_id", "function_id")
 
 HTTP_BUCKETS_S: Final = (
     *(2e-05, 5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.025),
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 KERNEL_BUCKETS_S: Final = (1e-05, 5e-05, 1e-4, 5e-4, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-_FUNCTION: Final = ("tenant_id", "function_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +102,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("tensor_wasm_kernels_prepared_total", "counter", "Kernels compiled before their first call."),
     Family("tensor_wasm_kernel_latency_seconds", "histogram", "Wait of a call for its kernels.", (), KERNEL_BUCKETS_S),
     Family("tensor_wasm_offload_success_total", "counter", "Runs of guests' loops on all cores or a GPU instead."),
-    Family(
-        "tensor_wasm_offload_fallback_total", "counter", "Runs of loops that were looked at for that, and not taken."
-    ),
+    Family("tensor_wasm_offload_fallback_total", "counter", "Runs of loops that were looked at, and not taken."),
     Family("tensor_wasm_offload_taken_total", "counter", "Runs of a function's loops that were taken.", _FUNCTION),
-    Family(
-        "tensor_wasm_offload_declined_total",
-        "counter",
-        "Runs of a tenant's loops that were not taken, by reason.",
-        ("tenant_id", "reason"),
-    ),
+    Family("tensor_wasm_offload_declined_total", "counter", "Those that were not, by reason.", ("tenant_id", "reason")),
     Family("tensor_wasm_offload_seconds_total", "counter", "Time of the runs that were taken.", _FUNCTION),
     Family("tensor_wasm_offload_moved_bytes_total", "counter", "Bytes that they copied to and from a GPU.", _FUNCTION),
     Family("tensor_wasm_offload_compared_total", "counter", "Runs that were made in the guest too, and compared."),

@@ -102,12 +102,12 @@ def test_numbers_start_at_1_and_are_never_used_twice(session):
 
 def test_a_session_is_idle_while_nothing_is_under_way(session, kernel, buffer):
     assert value_of(session, buffer) == 0  # which waits
-    assert session.idle()
+    assert session.streams.idle()
     stream = session.streams.open()
     fill(session, kernel, buffer, 7, stream)
-    assert not session.idle()
+    assert not session.streams.idle()
     session.streams.synchronize(NEVER, stream)
-    assert session.idle()
+    assert session.streams.idle()
 
 
 def test_the_rows_of_open_streams_never_meet(session):

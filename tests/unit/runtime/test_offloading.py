@@ -12,7 +12,7 @@ import pytest
 from loops import compile_c, corpus
 from tensorwasm import settings
 from tensorwasm.errors import GuestTrap, InvalidArgs, InvokeTimeout
-from tensorwasm.gpu.session import Session
+from tensorwasm.gpu.session.streams import SessionStreams
 from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.guest.imports.offload.guards import MOST_DECLINES
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
@@ -240,7 +240,7 @@ def test_loops_beside_kernels_of_the_guest_s_own(mode, native, name, monkeypatch
 
 
 def test_loops_run_in_the_guest_while_its_kernels_may_reach_its_memory(runtime, monkeypatch):
-    monkeypatch.setattr(Session, "idle", lambda _session: False)
+    monkeypatch.setattr(SessionStreams, "idle", lambda _streams: False)
     outcome = runtime.load(EXAMPLES / "reduction" / "reduction.wasm", offload="cpu", offload_waits=True).invoke(
         "run", (64,), grants={"cuda"}
     )

@@ -161,11 +161,16 @@ def run(
     for name in outcome.truncated:
         sys.stderr.write(f"warning: the guest's {name} was cut after {max_output} MiB\n")
     if verbose:
-        sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
-        if outcome.offload is not None:
-            use, declined = outcome.offload, sum(count for _, count in outcome.offload.declined)
-            sys.stderr.write(f"loops: {use.taken} runs elsewhere in {use.seconds * 1e3:.1f} ms, {declined} declined\n")
+        _report(file, outcome)
     return outcome.exit_code
+
+
+def _report(file: Path, outcome: Invocation) -> None:
+    """Report on standard error what was run, and how long."""
+    sys.stderr.write(f"{outcome.export} of {file.name}: {outcome.elapsed_s * 1e3:.1f} ms\n")
+    if outcome.offload is not None:
+        use, declined = outcome.offload, sum(count for _, count in outcome.offload.declined)
+        sys.stderr.write(f"loops: {use.taken} runs elsewhere in {use.seconds * 1e3:.1f} ms, {declined} declined\n")
 
 
 def read_limits(timeout: float | None, memory: int | None, **others: int) -> Limits:

@@ -344,11 +344,6 @@ class Session:
         self._clearing, self._clearing_since_ns, core.layout.clearing = None, 0, 0
         return True
 
-    def idle(self) -> bool:
-        """Return whether nothing that the guest has begun is under way on the device; never waits."""
-        with self._core.lock:
-            return self._core.work.idle()
-
     def stop_kernels(self, *, wanted: bool = True) -> None:
         """Tell guarded kernels of the session to stop, or to run again, from any thread."""
         with self._ending:

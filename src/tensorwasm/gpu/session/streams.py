@@ -22,6 +22,11 @@ class SessionStreams(SessionPart):
         """Numbers of the streams that ever had work or were opened."""
         return tuple(stream.number for stream in self._core.work.streams)
 
+    def idle(self) -> bool:
+        """Return whether nothing that the guest has begun is under way on the device; never waits, nor raises."""
+        with self._core.lock:
+            return self._core.work.idle()
+
     @in_turn()
     def open(self) -> int:
         """Return the number of a new stream.

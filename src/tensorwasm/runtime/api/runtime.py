@@ -29,7 +29,6 @@ from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.warm import WarmPool
-from tensorwasm.settings.parsing import checked_offload
 from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, OffloadMode, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
@@ -152,7 +151,6 @@ class Runtime:
             InvalidArgs: the file cannot be read, a limit is out of range, or there can be no such tenant or place.
         """
         check_tenant(tenant)
-        checked_offload("offload", offload)
         host: Host = self
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
             host = Deployment(self, limits or self.limits, tenant, self.warm, self.share)

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.artifacts.hashing import blake3
-from tensorwasm.errors import MissingExport, NotSupported, TensorWasmError, quote, quote_all
+from tensorwasm.errors import InvalidArgs, MissingExport, NotSupported, TensorWasmError, quote, quote_all
 from tensorwasm.guest.engine.module import COMMAND, INITIALISE
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.values import MIB, WASM_PAGE_BYTES
+from tensorwasm.values import MIB, OFFLOAD_MODES, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import Export, Preamble, longest_body
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class DeployedModule:
         self.warm_kept: dict[str, WarmSpecification] = {}  # its warm sandboxes, by tenant
         # An export that every sandbox calls first, after a reactor's ``_initialize``; None without.
         self.initialiser: str | None = None
+        if offload not in OFFLOAD_MODES:
+            raise InvalidArgs(f"offload is one of {', '.join(OFFLOAD_MODES)}, not {quote(str(offload))}")
         self.offload: OffloadMode = offload  # where its loops run
         self._wasm = wasm
         self._forms = {Form(): prepared}

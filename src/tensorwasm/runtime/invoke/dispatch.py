@@ -331,7 +331,7 @@ class Dispatcher:
         time.
         """
         module = self._module
-        if module.long or not module.pure or module.may_offload:
+        if module.long or not module.pure or module.offload != "off":
             return None
         plan = self.plans.get((export, False, False, tenant, None))
         if plan is None or plan.settings is not settings.current():

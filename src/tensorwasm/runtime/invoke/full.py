@@ -95,7 +95,7 @@ def _offload(call: Call, offloading: Offloading, session: Session | None) -> Ite
 
 
 def _is_busy(session: Session) -> bool:
-    return not session.idle()
+    return not session.streams.idle()
 
 
 def _registers(call: Call, *, cuda: bool) -> bool:

@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 from tensorwasm import settings
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.errors import InvalidArgs, InvalidName, NotFound
-from tensorwasm.settings.parsing import checked_offload
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.values import MEMORY_KINDS, MIB, Limits
+from tensorwasm.values import MEMORY_KINDS, MIB, OFFLOAD_MODES, Limits
 
 MAX_NAME_BYTES: Final = 256
 
@@ -124,7 +123,8 @@ class Ceilings:
             raise InvalidArgs(f"timeout_s is more than 0, and at most {self.longest_s:g}")
         if options.memory_kind is not None and options.memory_kind not in MEMORY_KINDS:
             raise InvalidArgs(f"memory_kind is one of {', '.join(MEMORY_KINDS)}")
-        checked_offload("offload", options.offload)
+        if options.offload not in OFFLOAD_MODES:
+            raise InvalidArgs(f"offload is one of {', '.join(OFFLOAD_MODES)}")
         if not 0 <= options.warm <= MAX_WARM:
             raise InvalidArgs(f"warm is 0 to {MAX_WARM}")
         check_environment(options.env)

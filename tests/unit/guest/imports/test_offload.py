@@ -180,6 +180,21 @@ def test_a_compared_run_that_differs_switches_its_region_off_and_leaves_evidence
     assert dict(service.use().declined) == {"differed": 1}
 
 
+def test_a_region_within_one_that_is_compared_runs_in_the_guest():
+    service = OffloadService(
+        [REGION, REGION],
+        PlanCache(ready, lambda code: code, waits=True),
+        FakeTarget(RESULTS),
+        ShadowSampler(b"", 2, 1),
+    )
+    call, (outer, inner) = FakeCall(services={SERVICE: service}), make_guards([REGION, REGION])
+    assert outer.body(call, *VALUES)[:2] == (0, COMPARED)
+    assert inner.body(call, *VALUES)[:2] == (0, ON)
+    call.memory.write(64, WRITTEN)
+    assert outer.body(call, *AFTER)[:2] == (1, ON)
+    assert service.use().mismatches == ()
+
+
 def test_a_region_that_traps_only_in_the_guest_differs():
     service, call = serve(RESULTS, every=1)
     make_guards([REGION])[0].body(call, *VALUES)

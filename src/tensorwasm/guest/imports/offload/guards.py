@@ -141,14 +141,13 @@ class OffloadService(Generic[_Plan]):
 
     def state(self, number: int) -> int:
         """Return what a guard says of its region besides whether it has run: `ON`, `OFF` or `COMPARED`."""
-        if self._shadow is not None:
+        if self.compares(number):
             return COMPARED
         return OFF if self.is_off(number) else ON
 
-    @property
-    def comparing(self) -> bool:
-        """Whether the region of the last guard runs in the guest, to be compared."""
-        return self._shadow is not None
+    def compares(self, number: int) -> bool:
+        """Return whether a region runs in the guest, to be compared."""
+        return self._shadow is not None and self._shadow.number == number
 
     def compare(self, values: Sequence[int], memory: GuestMemory | None) -> None:
         """Compare a region that has run in the guest with the same elsewhere.
@@ -226,6 +225,8 @@ class OffloadService(Generic[_Plan]):
         """Return why a region is not looked at now."""
         if self._sampler.is_off(number):
             return _DIFFERED
+        if self._shadow is not None:  # nothing in a region that is compared runs elsewhere
+            return NOT_READY
         return _BUSY if self.is_busy is not None and self.is_busy() else None
 
     def _count_decline(self, number: int, refusal: PlanRefusal, now_ns: int) -> None:
@@ -287,7 +288,7 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
         given = [values[place] for place in returned]
         if service is None:
             return (0, OFF, *given)
-        if service.comparing:
+        if service.compares(number):
             service.compare(values, call.memory)
             return (1, service.state(number), *given)
         results = service.run(number, values, call)
