@@ -121,13 +121,13 @@ def test_a_module_without_loops_has_none(cli, tmp_path):
     assert cli("offload", "explain", empty).out == "no loops\n"
 
 
-@pytest.mark.parametrize(("place", "said"), [("cpu", "loops: 1 runs elsewhere"), ("gpu", "loops: 1 runs elsewhere")])
-def test_a_module_is_run_with_its_loops_elsewhere(cli, file, place, said):
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+def test_a_module_is_run_with_its_loops_elsewhere(cli, file, place):
     done = cli(
         "run", file, "--export", "init", "--args", "[200]", "--offload", place, "--device", "emulator", "--verbose"
     )
     assert (done.code, done.out) == (0, "ok\n")
-    assert said in done.err
+    assert "loops: 1 runs elsewhere" in done.err
 
 
 def test_a_module_is_run_as_it_is_unless_it_is_said(cli, file):

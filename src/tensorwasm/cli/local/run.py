@@ -223,7 +223,8 @@ def _run(
     with _native_end(), open_runtime() as runtime:
         with watch():
             module = read_module(file, limits.module_bytes)
-        function = runtime.load(module, name=file.name, offload=offload, check=partial(check_export, export=export))
+        check = partial(check_export, export=export)
+        function = runtime.load(module, name=file.name, offload=offload, offload_waits=True, check=check)
         with watch():
             outcome = function.invoke(
                 export,

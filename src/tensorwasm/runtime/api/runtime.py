@@ -141,7 +141,7 @@ class Runtime:
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
             offload: where its loops run that can run in parallel; those of `Function.open` run in the guest.
-            offload_waits: whether calls wait until their loops' code is ready, for tests and figures.
+            offload_waits: whether calls wait until their loops' code is ready: for what makes few, and for figures.
             check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
 
