@@ -18,6 +18,7 @@ from tensorwasm.bench.device.waiting import measure_waiting
 from tensorwasm.bench.figures import Report
 from tensorwasm.bench.offload.benchmark import measure_offload
 from tensorwasm.bench.offload.deploying import measure_offload_deploy
+from tensorwasm.bench.offload.kernels import measure_kernels
 from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.service.first_answer import measure_first_answer
 from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
@@ -40,6 +41,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "neighbours": measure_neighbours,
     "offload": measure_offload,
     "offload-deploy": measure_offload_deploy,
+    "offload-kernels": measure_kernels,
     "pauses": measure_pauses,
     "quota": measure_quota,
     "sandbox": measure_sandbox,
@@ -52,8 +54,10 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
 }
 """Each takes the choice of a device; those in `TIMED` also how long to run, as ``seconds``.
 
-``offload`` takes ``size``, ``programs`` and ``resume``, too.
+Those in `OFFLOADING` take ``size`` and ``programs``, too, and ``offload`` takes ``resume``.
 """
+
+OFFLOADING: Final = frozenset({"offload", "offload-kernels"})
 
 TIMED: Final = frozenset({"gpu-http", "http", "neighbours", "pauses", "sandbox"})
 

@@ -38,10 +38,15 @@ def read_guest(name: str) -> bytes:
     return read_checkout(f"bench/guests/{name}.wasm")
 
 
+def checkout_path(name: str) -> Path:
+    """Return where a file of a checkout is, by its path from the root."""
+    return Path(__file__).resolve().parents[3] / name
+
+
 def read_checkout(name: str) -> bytes:
     """Return a file by its path from the root; raises as `read_example` does."""
     try:
-        return (Path(__file__).resolve().parents[3] / name).read_bytes()
+        return checkout_path(name).read_bytes()
     except OSError:
         raise InvalidArgs(f"benchmarks need {name}: run them from a checkout of the project") from None
 

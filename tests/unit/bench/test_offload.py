@@ -9,10 +9,14 @@ from functools import partial
 
 import pytest
 
+from tensorwasm.bench.figures import MissingPeer
+from tensorwasm.bench.harness import checkout_path
 from tensorwasm.bench.offload import measuring
 from tensorwasm.bench.offload.benchmark import MeasuredProgram, make_report, measure_offload
+from tensorwasm.bench.offload.kernels import KernelTimes, make_kernel_report, measure_kernels
 from tensorwasm.bench.offload.measuring import LIMITS, KeptFigures, OffloadedFigures, PlainFigures, measure_offloaded
-from tensorwasm.bench.offload.programs import PROGRAMS, UNCOUNTED, read_programs
+from tensorwasm.bench.offload.programs import FOLDER, PROGRAMS, UNCOUNTED, read_programs
+from tensorwasm.bench.peers.handwritten import build_handwritten
 from tensorwasm.bench.peers.host import WasmtimeGuest
 from tensorwasm.errors import InternalError, InvalidArgs
 from tensorwasm.runtime import Runtime
@@ -140,3 +144,38 @@ def test_a_pair_of_calls_leaves_what_it_would_alone(program):
                 guest.call("init", sizes)
                 guest.call("run", sizes)
         assert once.memory() == often.memory()
+
+
+def test_kernels_are_measured_without_copies():
+    report = measure_kernels("emulator", size="small", programs="jacobi-1d,gesummv")
+    found = {figure.name: figure for figure in report.figures if figure.peer.endswith("fma off")}
+    assert set(found) == {"jacobi-1d: speed", "gesummv: speed"}
+    assert all(0 < figure.value < 60 and figure.ratio is None for figure in found.values())  # no GPU, no peer
+
+
+def test_programs_without_kernels_by_hand_are_refused():
+    with pytest.raises(InvalidArgs, match="adi"):
+        measure_kernels("emulator", size="small", programs="adi")
+
+
+def test_kernels_by_hand_are_there_for_all_programs_that_count():
+    for name in COUNTED:
+        assert (checkout_path(FOLDER) / f"{name}.cu").is_file()
+
+
+def test_speeds_of_kernels_have_bars():
+    times = {
+        "gemm": KernelTimes(1.0, (2.0, 1.5)),
+        "lu": KernelTimes(4.0, (1.0, 1.0)),
+        "symm": KernelTimes(None, (1.0, 1.0)),
+    }
+    figures = {figure.name: figure for figure in make_kernel_report("a device", times).figures if figure.unit == "x"}
+    mean, least = (figures[f"{what} speed of 2 programs, fma off"] for what in ("mean", "least"))
+    assert (round(mean.value, 3), mean.met, least.value, least.met) == (0.707, False, 0.25, False)
+    assert figures["mean speed of 2 programs, fma on"].bar is None
+
+
+def test_a_missing_compiler_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingPeer, match="nvcc"):
+        build_handwritten(checkout_path(FOLDER), "gemm", tmp_path, fma=False)

@@ -137,10 +137,10 @@ def measure_offloaded(
 
     function = load(program.wasm)
     try:
-        with _opened(load(program.wasm), program) as sandbox:
+        with opened(load(program.wasm), program) as sandbox:
             cold_s = _time_pair(sandbox.call, program.sizes)
             check("cold", sandbox, plain.memory)
-        with _opened(function, program) as sandbox:
+        with opened(function, program) as sandbox:
             _time_pair(sandbox.call, program.other_sizes)
             check("first", sandbox, plain.other_memory)
             new_s = _time_pair(sandbox.call, program.sizes)
@@ -149,7 +149,7 @@ def measure_offloaded(
             check("last", sandbox, plain.memory)
     except GuestError as error:
         raise InternalError(f"{program.name} ended: {error.message}") from error
-    taken, regions = _count(function, program.wasm)
+    taken, regions = count_taken(function, program.wasm)
     return OffloadedFigures(cold_s, new_s, later_s, taken, regions, "; ".join(differences))
 
 
@@ -175,7 +175,8 @@ def _sample(measured: Callable[[], float]) -> list[float]:
 
 
 @contextmanager
-def _opened(function: Function, program: BenchProgram) -> Iterator[Instance]:
+def opened(function: Function, program: BenchProgram) -> Iterator[Instance]:
+    """Yield a sandbox in which a program can be called."""
     with open_sandbox(make_call(function, "run", program.sizes)) as (sandbox, _):
         yield sandbox
 
@@ -184,7 +185,7 @@ def _digest(memory: memoryview) -> str:
     return hashlib.sha256(memory).hexdigest()
 
 
-def _count(function: Function, wasm: bytes) -> tuple[int, tuple[str, ...]]:
+def count_taken(function: Function, wasm: bytes) -> tuple[int, tuple[str, ...]]:
     """Return how often regions of ``run`` were taken, and what became of each."""
     offloading = function.offloading
     if offloading is None:

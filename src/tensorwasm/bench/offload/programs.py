@@ -19,7 +19,7 @@ ProgramSize = Literal["small", "medium", "large", "extralarge"]
 
 SIZES: Final[tuple[ProgramSize, ...]] = get_args(ProgramSize)
 
-_FOLDER: Final = "bench/guests/offload"
+FOLDER: Final = "bench/guests/offload"
 _SIZES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
     "2mm": ((40, 50, 70, 80), (180, 190, 210, 220), (800, 900, 1100, 1200), (1600, 1800, 2200, 2400)),
     "3mm": (
@@ -105,13 +105,13 @@ def read_programs(size: str, names: str) -> list[BenchProgram]:
     for name in chosen:
         if name not in _SIZES:
             raise InvalidArgs(f"there is no program {name[:64]!r}; there are {', '.join(PROGRAMS)}")
-    header = read_checkout(f"{_FOLDER}/program.h")
+    header = read_checkout(f"{FOLDER}/program.h")
     return [
         BenchProgram(
             name,
             _SIZES[name][SIZES.index(size)],
             read_guest(f"offload/{name}"),
-            read_checkout(f"{_FOLDER}/{name}.c"),
+            read_checkout(f"{FOLDER}/{name}.c"),
             header,
         )
         for name in chosen

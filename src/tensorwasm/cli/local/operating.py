@@ -38,9 +38,14 @@ ServerProcesses = Annotated[
 ]
 ProgramSizes = Annotated[
     str | None,
-    typer.Option(help="For offload: small, medium, large or extralarge, instead of medium; as in PolyBench."),
+    typer.Option(
+        help="For offload and offload-kernels: small, medium, large or extralarge, instead of medium and extralarge; as in "
+        "PolyBench."
+    ),
 ]
-Programs = Annotated[str | None, typer.Option(metavar="NAME,...", help="For offload: the programs, instead of all.")]
+Programs = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="For offload and offload-kernels: the programs, instead of all.")
+]
 KeptFile = Annotated[
     Path | None,
     typer.Option(
@@ -166,7 +171,7 @@ def bench(
         str,
         typer.Argument(
             help="What to measure: deploy, dispatch, emulator, gpu-http, http, job, memory, neighbours, offload, "
-            "pauses, quota, sandbox, shares, soak, start, tenants, waiting or where."
+            "offload-kernels, pauses, quota, sandbox, shares, soak, start, tenants, waiting or where."
         ),
     ],
     *,
@@ -217,7 +222,7 @@ def _measure(
     sweep: bool,
 ) -> Report:
     """Return the report of a benchmark or of its sweep; InvalidArgs for an option that is not for it."""
-    from tensorwasm.bench import BENCHMARKS, SWEEPS, TIMED  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.bench import BENCHMARKS, OFFLOADING, SWEEPS, TIMED  # noqa: PLC0415 - keeps --help quick
 
     if name not in BENCHMARKS:
         raise InvalidArgs(f"no benchmark {name[:64]!r}; there are {', '.join(BENCHMARKS)}")
@@ -226,8 +231,8 @@ def _measure(
     if (sweep or workers is not None) and name not in SWEEPS:
         raise InvalidArgs(f"--sweep and --workers are for {', '.join(sorted(SWEEPS))}, not for {name}")
     given = {option: value for option, value in offloading.items() if value is not None}
-    if given and name != "offload":
-        raise InvalidArgs(f"--{next(iter(given))} is for offload, not for {name}")
+    if given and (name not in OFFLOADING or ("resume" in given and name != "offload")):
+        raise InvalidArgs(f"--{next(reversed(given))} is for {' and '.join(sorted(OFFLOADING))}, not for {name}")
     options: dict[str, object] = given if seconds is None else {"seconds": checked_seconds("--seconds", seconds)}
     if workers is not None:
         options["workers"] = workers

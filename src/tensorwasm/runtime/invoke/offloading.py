@@ -49,6 +49,7 @@ class Offloading:
         regions: those with a guard, by their numbers.
         guards: its guards, as host functions.
         statistics: of each region, all ended calls together.
+        watched: what regions use in place of a session; the session itself unless someone measures.
     """
 
     def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, module: bytes, *, waits: bool) -> None:
@@ -58,6 +59,7 @@ class Offloading:
         self.wasm = cut.wasm
         self.guards = make_guards(self.regions)
         self.statistics = [RegionStatistics() for _ in self.regions]
+        self.watched: Callable[[Session], Session] = lambda session: session
         self._compiler = compiler
         compiler.urgent |= waits
         self._tenant = tenant
@@ -120,7 +122,7 @@ class Offloading:
                 session = open_session(shared, tenant, "staged", with_layout=False)
                 stack.callback(end_session, session)
                 session.enter(deadline)
-                return session
+                return self.watched(session)
 
             yield OffloadService(self.regions, plans, DeviceTarget(open_one), self._sampler)
 
