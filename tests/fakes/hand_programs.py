@@ -231,7 +231,7 @@ def run_on_host(made, memory, inputs=None, threads=2, codes=None):
 def run_on_gpu(device, made, memory, inputs=None, *, guarded=False):
     """Run a program's PTX on a bytearray; return the results, or None if a NaN showed."""
     with Session(device, guarded=guarded) as session:
-        plan = make_plan(made, lambda program: compile_for_gpu(program, ARCHITECTURE), ())
+        plan = make_plan(made, lambda program: compile_for_gpu(program, ARCHITECTURE), (), vectors=True)
         return GpuRun(session, plan, memory).run(memory, inputs or {})
 
 

@@ -147,6 +147,16 @@ def test_an_unknown_instruction_declines():
         compile_for_gpu(copying(8, value=lambda load: Operation("f64", "f64.cosine", (load,))), ARCHITECTURE)
 
 
+def _low_halves(count):
+    """Return a program that stores the low halves of doubles that floats become."""
+    load = Load("f32.load", affine(0, c0=8), 0)
+    bits = Operation("i64", "i64.reinterpret_f64", (Operation("f64", "f64.promote_f32", (load,)),))
+    body = [Statement(0, ALWAYS, (load, Store("i64.store32", affine(8 * count, c0=8), 0, bits)))]
+    grid = For("i", 0, count - 1, 1, (Execute(0, ("i",)),), parallel=True)
+    sizes = [(0, 8 * count), (8 * count, 8 * count)]
+    return program([Loop(0, affine(count), tuple(body))], [Kernel(0, (grid,))], sizes)
+
+
 def test_no_part_of_a_wide_register_is_stored(monkeypatch):
     # ptxas 13.0 made st.global.b32 of the low half of a double that cvt.f64.f32 had set a conversion to an integer.
     texts = []
@@ -158,6 +168,7 @@ def test_no_part_of_a_wide_register_is_stored(monkeypatch):
         function = runtime.load((CORPUS / "numbers.wasm").read_bytes(), offload="gpu", offload_waits=True)
         for name in ("structures", "pixels"):
             run_alone(function, [], MeasuredCall(name, next(run.arguments for run in corpus() if run.name == name)))
+    texts.append(compile_for_gpu(_low_halves(9), ARCHITECTURE))
     stored = [line for code in texts for line in code.ptx.splitlines() if line.startswith("\tst.")]
     assert any(line.endswith("%low;") for line in stored)
     assert not [line for line in stored if re.search(r"\.b(?:8|16|32)\s.*, %rd|\.b(?:8|16)\s.*, %r\d", line)]

@@ -146,6 +146,21 @@ class Assembly:
         self.start(end)
 
     @contextmanager
+    def either(self, condition: SsaValue) -> Iterator[Callable[[], None]]:
+        """Write what runs if a condition holds, and after a call of the function what runs if it does not."""
+        then, otherwise, end = self.fresh("then"), self.fresh("else"), self.fresh("end")
+
+        def turn() -> None:
+            self.jump(end)
+            self.start(otherwise)
+
+        self.branch(condition, then, otherwise)
+        self.start(then)
+        yield turn
+        self.jump(end)
+        self.start(end)
+
+    @contextmanager
     def repeat(self, first: SsaValue, last: SsaValue, step: SsaValue) -> Iterator[SsaValue]:
         """Write the body of a loop; ``first`` is known to be at most ``last``."""
         head, end = self.fresh("loop"), self.fresh("end")
@@ -157,7 +172,7 @@ class Assembly:
         self.write("")  # becomes the phi once the block of the last turn is known
         yield SsaValue(variable, "i64")
         self._lines[at] = f"  {variable} = phi i64 [ {first.name}, %{before} ], [ {following}, %{self._label} ]"
-        self.write(f"{following} = add i64 {variable}, {step.name}")
+        self.write(f"{following} = add nsw i64 {variable}, {step.name}")
         again = self.compute(f"icmp sle i64 {following}, {last.name}", "i1")
         self.branch(again, head, end)
         self.start(end)

@@ -14,8 +14,8 @@ from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal
 from tensorwasm.offload.codegen.host_threads import NAN, STOP
 from tensorwasm.offload.codegen.kernel_shape import PART_FIRST, PART_LAST, KernelShape, sequential_loops
 from tensorwasm.offload.codegen.linear import mentions
-from tensorwasm.offload.codegen.lower import ThreadWriter, extended
-from tensorwasm.offload.codegen.values import LaneScope
+from tensorwasm.offload.codegen.lower import ThreadWriter
+from tensorwasm.offload.codegen.values import LaneScope, extended
 from tensorwasm.offload.nest import accesses_of, whiles_of
 from tensorwasm.offload.program import Block, For, Kernel, NestProgram
 

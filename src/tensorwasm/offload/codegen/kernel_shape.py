@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tensorwasm.offload.codegen.blocking import LONE, Tile, choose_tile, unskewed, with_value
 from tensorwasm.offload.codegen.iterations import Iteration, Iterations, Lanes, in_order
-from tensorwasm.offload.codegen.linear import MAX_DEPTH, mentions
+from tensorwasm.offload.codegen.linear import MAX_DEPTH, Linear, mentions
 from tensorwasm.offload.codegen.nans import unknown_values
 from tensorwasm.offload.codegen.promotion import executes, kept_places
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import values_of, whiles_of
+from tensorwasm.offload.nest import Load, values_of, whiles_of
 from tensorwasm.offload.program import Block, Execute, Expression, For, If, Kernel, NestProgram
 
 MAX_EXECUTES: Final = 256
 """Statements in a kernel."""
 MAX_SIZE: Final = 2000
 """Values and effects in a kernel, which a compiler takes seconds for."""
+MOST_COPIES: Final = 64
+LOADS_AT_ONCE: Final = 64
+VALUES_AT_ONCE: Final = 400
+"""Of a turn of an unrolled loop."""
 PART_FIRST: Final = "part.first"
 PART_LAST: Final = "part.last"
 
@@ -27,11 +32,14 @@ class KernelShape:
 
     Attributes:
         loops: its parallel loops, outermost first.
+        guards: what else has to hold for an iteration of these.
+        tile: how many iterations of these a thread does at once.
         body: what one thread does.
         lanes: the innermost parallel loop, if its iterations can be lanes.
         has_far: whether an access of the lanes is not to neighbours.
         iterations: of each of its statements.
         size: how many values and effects these have.
+        copies: how many turns of an innermost loop are one of its unrolled form, by the loop in the thread.
         kept: places in memory that stay in registers, by the loop in the thread.
         unknown: the floats whose bits are unknown if they are NaN.
     """
@@ -42,10 +50,13 @@ class KernelShape:
         while len(self.body) == 1 and isinstance(self.body[0], For) and self.body[0].parallel:
             self.loops.append(self.body[0])
             self.body = self.body[0].body
-        listed = [*executes(self.body)]
-        if len(listed) > MAX_EXECUTES:
+        self.guards: list[Expression] = []
+        if sum(1 for _ in executes(self.body)) > MAX_EXECUTES:
             raise Declined(DeclineReason.TOO_LARGE, f"a kernel has more than {MAX_EXECUTES} statements")
         iterations = Iterations(program)
+        if gpu:
+            self._unskew(iterations)
+        listed = [*executes(self.body)]
         self.lanes = None if gpu else self._find_lanes()
         self.iterations = {execute: iterations.of(execute, self.lanes) for execute in listed}
         self.has_far = self.lanes is not None and self._count_far(self.lanes, listed)[1] > 0
@@ -56,12 +67,45 @@ class KernelShape:
         self.size = sum(map(_size, self.iterations.values()))
         if self.size > MAX_SIZE:
             raise Declined(DeclineReason.TOO_LARGE, f"a kernel has more than {MAX_SIZE} values and effects")
+        self.tile = self._tile() if gpu else LONE
         self.kept = {
             id(loop): kept_places(loop, self.iterations, program.array_of)
             for loop in sequential_loops(self.body)
             if not any(isinstance(part, For | If) for part in loop.body)
         }
+        self.copies = self._copies() if gpu and len(self.loops) == 1 and not self._has_loops_of_data() else {}
         self.unknown = unknown_values(program, gpu=gpu)
+
+    def _unskew(self, iterations: Iterations) -> None:
+        """Count the outer one of two parallel loops by the sum of both, if fewer loads then move along both."""
+        found = unskewed(*self.loops[-2:]) if len(self.loops) > 1 else None
+        if found is None:
+            return
+        body = with_value(self.body, self.loops[-2].variable, found.replaced)
+        loops = [found.outer, found.inner]
+        if _count_both(body, loops, iterations) < _count_both(self.body, self.loops[-2:], iterations):
+            self.loops[-2:] = loops
+            self.guards.append(found.guard)
+            self.body = body
+
+    def _tile(self) -> Tile:
+        if self._has_loops_of_data():
+            return LONE
+        iterations = [self.iterations[each] for each in executes(tuple(sequential_loops(self.body)))]
+        return choose_tile(self.loops, _control(self.body), _load_addresses(iterations), self.size)
+
+    def _has_loops_of_data(self) -> bool:
+        return any(any(whiles_of(iteration.effects)) for iteration in self.iterations.values())
+
+    def _copies(self) -> dict[int, int]:
+        """Return copies of innermost loops that load enough at once where there may be few threads."""
+        found = {}
+        for loop in sequential_loops(self.body):
+            if all(isinstance(part, Execute) for part in loop.body):
+                listed = [self.iterations[each] for each in executes(loop.body)]
+                moving = sum(address.mentions(loop.variable) for address in _load_addresses(listed))
+                found[id(loop)] = _copies(max(moving, 1), sum(map(_size, listed)))
+        return found
 
     def part_of(self, loop: For) -> For:
         """Return a loop that keeps what another one keeps, from the variable `PART_FIRST` to `PART_LAST`."""
@@ -102,6 +146,22 @@ class KernelShape:
                 is_near = stride is not None and stride * lanes.step in {0, access.size_bytes * iteration.copies}
                 near, far = near + is_near, far + (not is_near)
         return near, far
+
+
+def _count_both(block: Block, loops: Sequence[For], iterations: Iterations) -> int:
+    """Return how many loads in the loops of a block move along all of some parallel loops."""
+    listed = [iterations.of(execute, None) for execute in executes(tuple(sequential_loops(block)))]
+    return sum(all(address.mentions(loop.variable) for loop in loops) for address in _load_addresses(listed))
+
+
+def _load_addresses(listed: Iterable[Iteration]) -> list[Linear]:
+    return [place for each in listed for access, place in each.addresses.items() if isinstance(access, Load)]
+
+
+def _copies(loads: int, values: int) -> int:
+    """Return how many turns of a loop that has so many in each are one of its unrolled form; a power of two."""
+    most = max(1, min(MOST_COPIES, LOADS_AT_ONCE // loads, VALUES_AT_ONCE // values))
+    return 1 << (most.bit_length() - 1)
 
 
 def _size(iteration: Iteration) -> int:

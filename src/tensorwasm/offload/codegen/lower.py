@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import gcd
 from typing import Final
 
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled, suffix
@@ -13,7 +14,8 @@ from tensorwasm.offload.codegen.kernel_shape import KernelShape
 from tensorwasm.offload.codegen.linear import Linear, linear, mentions
 from tensorwasm.offload.codegen.nans import shown_operand
 from tensorwasm.offload.codegen.promotion import KeptPlace
-from tensorwasm.offload.codegen.values import LaneScope, Location, ValueWriter
+from tensorwasm.offload.codegen.sizes import VECTOR_BYTES
+from tensorwasm.offload.codegen.values import LaneScope, Location, ValueWriter, extended
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import (
     Carried,
@@ -34,6 +36,11 @@ from tensorwasm.offload.program import Block, Execute, For, If, NestProgram
 
 POLL_TURNS: Final = 4096
 """Turns of an innermost loop between two looks at whether to stop."""
+FEWER: Final = 4
+"""By what an unrolled loop's turns are fewer in the one behind it."""
+
+_VECTORS: Final = frozenset({"f32", "f64"})
+"""Types in memory of which LLVM may read or write two or four at once, where they are aligned to more than one."""
 
 
 def memory_type(access: Access) -> str:
@@ -64,6 +71,7 @@ class ThreadWriter:
         self._program = program
         self._plan = plan
         self._poll = poll
+        self._on_gpu = bool(space)
         self._arrays = {array.number: array for array in program.arrays}
         self._storage = {storage.cell: storage for storage in program.cells}
         self._private: dict[tuple[int, Cell], tuple[str, int]] = {}
@@ -73,7 +81,7 @@ class ThreadWriter:
         self._nans: dict[int, str] = {}
 
     def body(self, rows: Sequence[LaneScope], block: Block) -> None:
-        """Write what a thread does, for rows of iterations that differ in one variable."""
+        """Write what a thread does, for several iterations, which are its rows."""
         self._private.clear()
         for storage in self._program.cells:
             for scope in rows if storage.private else ():
@@ -97,7 +105,7 @@ class ThreadWriter:
         """Return a value outside all statements, and observe it."""
         found = self._value(value, Iteration((), {}, 1, {}), scope, {})
         if value in self._plan.unknown:
-            self._observe(found)
+            self._observe(found, scope)
         return found
 
     # ------------------------------------------------------------------------------------------- control
@@ -116,7 +124,8 @@ class ThreadWriter:
     def _differs(self, part: For | If, rows: Sequence[LaneScope]) -> bool:
         """Return whether a bound or a condition is not the same for all rows."""
         controls = (part.first, part.last) if isinstance(part, For) else (part.condition,)
-        varying = [name for name, value in rows[0].variables.items() if value != rows[1].variables[name]]
+        one = rows[0].variables
+        varying = [name for name, value in one.items() if any(value != row.variables[name] for row in rows[1:])]
         return any(mentions(control, name) for control in controls for name in varying)
 
     def _part(self, part: For | If, rows: Sequence[LaneScope]) -> None:
@@ -134,11 +143,32 @@ class ThreadWriter:
             places = [(scope, place) for place in self._plan.kept.get(id(part), ()) for scope in rows]
             for scope, place in places:
                 self._take(place, scope)
+            self._turns(part, rows, first, last)
+            for scope, place in places:
+                self._give_back(place, scope)
+
+    def _turns(self, part: For, rows: Sequence[LaneScope], first: SsaValue, last: SsaValue) -> None:
+        """Write all turns of a loop that has one: many at a time as long as there are as many, and then fewer."""
+        copies = self._plan.copies.get(id(part), 1)
+        if copies == 1:
             innermost = not any(isinstance(inner, For | If) for inner in part.body)
             with self.turns(first, last, part.step, innermost=innermost) as variable:
                 self._block(part.body, [extended(scope, part.variable, variable) for scope in rows])
-            for scope, place in places:
-                self._give_back(place, scope)
+            return
+        asm = self._asm
+        while copies:
+            stride = copies * part.step
+            behind = asm.compute(f"add {last.typed}, {part.step}", "i64")
+            left = asm.compute(f"sub {behind.typed}, {first.name}", "i64")
+            whole = asm.compute(f"udiv {left.typed}, {stride}", "i64")
+            done = asm.compute(f"mul {whole.typed}, {stride}", "i64")
+            end = asm.compute(f"add {done.typed}, {first.name}", "i64")
+            final = asm.compute(f"sub {end.typed}, {stride}", "i64")
+            with asm.loop(first, final, literal("i64", stride)) as begin:
+                for number in range(copies):
+                    variable = asm.compute(f"add {begin.typed}, {number * part.step}", "i64")
+                    self._block(part.body, [extended(scope, part.variable, variable) for scope in rows])
+            first, copies = end, copies // FEWER or int(copies > 1)
 
     @contextmanager
     def turns(self, first: SsaValue, last: SsaValue, step: int, *, innermost: bool = False) -> Iterator[SsaValue]:
@@ -217,7 +247,7 @@ class ThreadWriter:
             return self._asm.read(kept, load.type, lanes)
         location, step = self._location(load, iteration), self._step(iteration.addresses[load], scope, iteration.copies)
         kind = memory_type(load)
-        value = self.values.load(location, kind, scope, step, lanes)
+        value = self._if_there(kind, location, scope, lambda: self.values.load(location, kind, scope, step, lanes))
         if kind == load.type:
             return value
         extend = "sext" if load.opcode.endswith("_s") else "zext"
@@ -230,22 +260,28 @@ class ThreadWriter:
             self._asm.set(kept, self._asm.splat(value, lanes))
             return
         if store.value in self._plan.unknown:
-            self._observe(value)
+            self._observe(value, scope)
         kind = memory_type(store)
         if kind != value.type:
             value = self._asm.compute(f"trunc {value.typed} to {spelled(kind, value.lanes)}", kind, value.lanes)
         step = self._step(iteration.addresses[store], scope, iteration.copies)
-        self.values.store(self._location(store, iteration), value, scope, step, lanes)
+        with self._if_active(scope):
+            self.values.store(self._location(store, iteration), value, scope, step, lanes)
 
     def _location(self, access: Access, iteration: Iteration) -> Location:
-        return self._place(self._program.array_of[access], iteration.addresses[access], access.size_bytes)
+        return self._place(self._program.array_of[access], iteration.addresses[access], access)
 
-    def _place(self, number: int, address: Linear, size_bytes: int) -> Location:
-        array = self._arrays[number]
+    def _place(self, number: int, address: Linear, access: Access) -> Location:
+        array, size_bytes = self._arrays[number], access.size_bytes
         # Where the array begins at a multiple of less, in memory that is itself aligned, accesses are aligned to less.
         origin = array.first + array.origin
         first_bytes = origin & -origin or size_bytes
-        return Location(f"%a{number}", address, min(size_bytes, array.granule_bytes, first_bytes))
+        align_bytes = min(size_bytes, array.granule_bytes, first_bytes)
+        if self._on_gpu and memory_type(access) in _VECTORS:
+            factors = [factor for _, factor in address.terms]
+            known = gcd(VECTOR_BYTES, array.first, array.origin, address.constant, *factors)
+            align_bytes = max(align_bytes, known)
+        return Location(f"%a{number}", address, align_bytes)
 
     def _step(self, form: Linear, scope: LaneScope, copies: int) -> int | None:
         """Return what a value grows by from lane to lane; None if that differs."""
@@ -261,9 +297,10 @@ class ThreadWriter:
         access, lanes = place.accesses[0], scope.count * place.copies
         kind = memory_type(access)
         pointer = self._asm.allocate(kind, lanes)
-        location, step = self._place(place.array, place.address, access.size_bytes), self._kept_step(place, scope)
-        value = self.values.load(location, kind, scope, step, lanes)
-        self._asm.set(pointer, self._asm.splat(value, lanes))
+        location, step = self._place(place.array, place.address, access), self._kept_step(place, scope)
+        with self._if_active(scope):
+            value = self.values.load(location, kind, scope, step, lanes)
+            self._asm.set(pointer, self._asm.splat(value, lanes))
         self._kept[scope.row, place.array, place.address] = pointer
 
     def _give_back(self, place: KeptPlace, scope: LaneScope) -> None:
@@ -272,9 +309,10 @@ class ThreadWriter:
         pointer = self._kept.pop((scope.row, place.array, place.address))
         value = self._asm.read(pointer, memory_type(access), lanes)
         if any(isinstance(use, Store) and use.value in self._plan.unknown for use in place.accesses):
-            self._observe(value)
-        location, step = self._place(place.array, place.address, access.size_bytes), self._kept_step(place, scope)
-        self.values.store(location, value, scope, step, lanes)
+            self._observe(value, scope)
+        location, step = self._place(place.array, place.address, access), self._kept_step(place, scope)
+        with self._if_active(scope):
+            self.values.store(location, value, scope, step, lanes)
 
     def _kept_step(self, place: KeptPlace, scope: LaneScope) -> int | None:
         return self._step(place.address, scope, place.copies)
@@ -307,7 +345,7 @@ class ThreadWriter:
                 return self._asm.read(self._scalars[scope.row, value], value.type, scope.count)
             case Operation():
                 if (shown := shown_operand(value, self._plan.unknown)) is not None:
-                    self._observe(known[shown])
+                    self._observe(known[shown], scope)
                 return self.values.operation(value, [known[operand] for operand in value.operands])
             case Load():
                 detail = "a value needs a load that its statement has not made yet"
@@ -317,21 +355,38 @@ class ThreadWriter:
         if (private := self._private.get((scope.row, cell))) is not None:
             return self._asm.read(private[0], cell.type, private[1])
         location, step = self._cell(cell, iteration, scope)
-        return self.values.load(location, cell.type, scope, step, scope.count * iteration.copies)
+        lanes = scope.count * iteration.copies
+        return self._if_there(
+            cell.type, location, scope, lambda: self.values.load(location, cell.type, scope, step, lanes)
+        )
 
     def _set_cell(self, cell: Cell, value: SsaValue, iteration: Iteration, scope: LaneScope) -> None:
         if (private := self._private.get((scope.row, cell))) is not None:
             self._asm.set(private[0], self._asm.splat(value, private[1]))
             return
         location, step = self._cell(cell, iteration, scope)
-        self.values.store(location, value, scope, step, scope.count * iteration.copies)
+        with self._if_active(scope):
+            self.values.store(location, value, scope, step, scope.count * iteration.copies)
 
     def _cell(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> tuple[Location, int | None]:
         size_bytes = WIDTH_BITS[cell.type] // 8
         form = iteration.cell_offset(cell, self._storage[cell].strides, size_bytes)
         return Location(f"%c{cell.number}", form, size_bytes), self._step(form, scope, iteration.copies)
 
-    def _observe(self, value: SsaValue) -> None:
+    def _if_active(self, scope: LaneScope) -> AbstractContextManager[None]:
+        return nullcontext() if scope.active is None else self._asm.when(scope.active)
+
+    def _if_there(self, kind: str, place: Location, scope: LaneScope, load: Callable[[], SsaValue]) -> SsaValue:
+        """Return what is loaded; 0 if only this iteration may load it, and it is none."""
+        form = place.offset_bytes
+        if scope.active is None or not all(form.mentions(loop.variable) for loop in self._plan.loops[-2:]):
+            return load()
+        pointer = self._asm.allocate(kind)
+        with self._asm.when(scope.active):
+            self._asm.set(pointer, load())
+        return self._asm.read(pointer, kind)
+
+    def _observe(self, value: SsaValue, scope: LaneScope) -> None:
         """Write down whether an element of a float is NaN."""
         if value.lanes not in self._nans:
             self._nans[value.lanes] = self._asm.allocate("i1", value.lanes)
@@ -340,12 +395,6 @@ class ThreadWriter:
         found = self._asm.compute(f"fcmp uno {value.typed}, {value.name}", "i1", value.lanes)
         if self._active is not None and self._active.lanes == value.lanes:
             found = self._asm.compute(f"and {found.typed}, {self._active.name}", "i1", value.lanes)
+        if scope.active is not None:
+            found = self._asm.compute(f"and {found.typed}, {scope.active.name}", "i1")
         self._asm.set(pointer, self._asm.compute(f"or {seen.typed}, {found.name}", "i1", value.lanes))
-
-
-def extended(
-    scope: LaneScope, name: str, value: SsaValue, *, count: int | None = None, row: int | None = None
-) -> LaneScope:
-    """Return a scope with one variable more, and another count of lanes or number of the row if they are given."""
-    variables = {**scope.variables, name: value}
-    return LaneScope(variables, scope.lanes, count or scope.count, scope.row if row is None else row)

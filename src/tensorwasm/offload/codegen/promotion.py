@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorwasm.offload.codegen.iterations import Access, Iteration, distance
-from tensorwasm.offload.codegen.linear import Linear
+from tensorwasm.offload.codegen.linear import Linear, weighted
 from tensorwasm.offload.nest import Store, accesses_of
 from tensorwasm.offload.program import Block, Execute, For, If
 
@@ -34,7 +34,7 @@ class KeptPlace:
 def kept_places(
     loop: For, iterations: Mapping[Execute, Iteration], array_of: Mapping[Access, int]
 ) -> tuple[KeptPlace, ...]:
-    """Return the places that a loop may keep: of arrays to which it makes no other access."""
+    """Return the places that a loop may keep: of arrays to which it makes no other access that may be to them."""
     if not all(isinstance(part, Execute) for part in loop.body):
         return ()
     uses: dict[int, dict[tuple[Linear, int], list[Access]]] = {}
@@ -46,8 +46,7 @@ def kept_places(
     found = [
         KeptPlace(array, *key, tuple(dict.fromkeys(accesses)))
         for array, places in uses.items()
-        if _may_stay(loop, places)
-        for key, accesses in places.items()
+        for key, accesses in _staying(loop, places).items()
         if any(isinstance(access, Store) for access in accesses)
     ]
     return tuple(found) if len(found) <= MAX_PLACES else ()
@@ -64,21 +63,40 @@ def executes(block: Block) -> Iterator[Execute]:
             yield from executes(part.body)
 
 
-def _may_stay(loop: For, places: Mapping[tuple[Linear, int], Sequence[Access]]) -> bool:
-    """Return whether accesses to an array are all to places that do not move, and lie apart."""
-    if len(places) > MAX_PLACES or any(address.mentions(loop.variable) for address, _ in places):
-        return False
-    if len(places) > 1 and any(copies > 1 for _, copies in places):
-        return False
-    if any(not _same_type(accesses) for accesses in places.values()):
-        return False
+_Places = Mapping[tuple[Linear, int], Sequence[Access]]
+
+
+def _staying(loop: For, places: _Places) -> _Places:
+    """Return those places of an array that do not move, if all accesses to others lie apart from them."""
+    if len(places) > MAX_PLACES or (len(places) > 1 and any(copies > 1 for _, copies in places)):
+        return {}
     listed = [(address, accesses[0].size_bytes) for (address, _), accesses in places.items()]
-    for number, (one, size_bytes) in enumerate(listed):
-        for other, other_bytes in listed[:number]:
-            apart = distance(one, other)
-            if apart is None or -other_bytes < apart < size_bytes:
-                return False
-    return True
+    moving = [place for place in listed if place[0].mentions(loop.variable)]
+    staying = [place for place in listed if place not in moving]
+    apart = all(_apart(one, other) for number, one in enumerate(staying) for other in staying[:number])
+    if not apart or not all(_passes_by(loop, one, other) for one in staying for other in moving):
+        return {}
+    found = {key: accesses for key, accesses in places.items() if not key[0].mentions(loop.variable)}
+    return found if all(map(_same_type, found.values())) else {}
+
+
+_Place = tuple[Linear, int]
+"""An address and how many bytes from there on."""
+
+
+def _apart(one: _Place, other: _Place) -> bool:
+    between = distance(one[0], other[0])
+    return between is not None and not -other[1] < between < one[1]
+
+
+def _passes_by(loop: For, one: _Place, other: _Place) -> bool:
+    """Return whether the second place, which moves away from the first one or from beside it, never comes to it."""
+    between = weighted([(other[0], 1), (one[0], -1)])
+    step = between.coefficient(loop.variable)
+    if not isinstance(loop.first, int) or between.terms != {(loop.variable, step)}:
+        return False
+    first = between.constant + step * loop.first
+    return first >= one[1] if step > 0 else first <= -other[1]
 
 
 def _same_type(accesses: Sequence[Access]) -> bool:

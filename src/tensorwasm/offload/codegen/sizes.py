@@ -52,6 +52,10 @@ MOST_CODES: Final = 256
 """Codes that are remembered; the one that was used longest ago is forgotten first."""
 
 _COMPARES: Final = re.compile(r"i(?:32|64)\.(?:eq|ne|lt|gt|le|ge)(?:_[su])?")
+VECTOR_BYTES: Final = 16
+"""The most that an access of a GPU reads or writes, and is aligned to."""
+_WORD: Final = 4
+
 _Code = TypeVar("_Code")
 
 
@@ -93,10 +97,23 @@ class ReadyPlan(Generic[_Code]):
     code: _Code
 
 
-def make_plan(program: NestProgram, compile_code: Callable[[NestProgram], object], known: Container[bytes]) -> MadePlan:
-    """Compile a program unless the fingerprint of its code is known; raise `Declined` if it cannot be compiled."""
-    sized = with_sizes(program)
-    key = fingerprint(sized)
+def make_plan(
+    program: NestProgram,
+    compile_code: Callable[[NestProgram], object],
+    known: Container[bytes],
+    *,
+    vectors: bool = False,
+) -> MadePlan:
+    """Compile a program unless the fingerprint of its code is known; raise `Declined` if it cannot be compiled.
+
+    Args:
+        program: the program.
+        compile_code: makes its code.
+        known: fingerprints of code that need not be made.
+        vectors: the code depends on where arrays begin among `VECTOR_BYTES`, as a GPU's does.
+    """
+    sized = with_sizes(program, vectors=vectors)
+    key = fingerprint(sized, vectors=vectors)
     code = None if key in known else compile_code(sized)
     return MadePlan(SizedProgram(_bare(sized.steps), arguments_of(sized), sized.sizes, known_results(sized)), key, code)
 
@@ -148,10 +165,14 @@ class LoadedCodes(Generic[_Code]):
         return ReadyPlan(made.program, code)
 
 
-def with_sizes(program: NestProgram) -> NestProgram:
+def with_sizes(program: NestProgram, *, vectors: bool = False) -> NestProgram:
     """Return a program that does the same, with variables for larger numbers in bounds, conditions and cells' strides.
 
     Origins are those of first accesses, so that arrays that are run through from their end are alike too.
+
+    Args:
+        program: the program.
+        vectors: origins of arrays of words are multiples of `VECTOR_BYTES`.
 
     Raises:
         Declined: it is nested too deep.
@@ -159,18 +180,21 @@ def with_sizes(program: NestProgram) -> NestProgram:
     sizes = _Sizes(program.sizes)
     steps = tuple(sizes.step(step) for step in program.steps)
     cells = tuple(each if each.private else replace(each, strides=sizes.strides(each)) for each in program.cells)
-    arrays = tuple(replace(each, origin=_origin(program, each)) for each in program.arrays)
+    arrays = tuple(
+        replace(each, origin=_origin(program, each, VECTOR_BYTES if vectors and each.granule_bytes >= _WORD else 1))
+        for each in program.arrays
+    )
     numbers = {**program.numbers, **sizes.numbers(program)}
     return replace(program, steps=steps, cells=cells, arrays=arrays, sizes=sizes.values, numbers=numbers)
 
 
-def _origin(program: NestProgram, array: Array) -> int:
-    """Return where the first access lies in its first iteration, 0 if that is not in the array."""
+def _origin(program: NestProgram, array: Array, align_bytes: int) -> int:
+    """Return where the first access lies in its first iteration, or a little before; 0 if that is not in the array."""
     for statement, _ in statements_of(program.nest.body):
         for access in accesses_of(statement.effects):
             if program.array_of.get(access) == array.number:
                 origin = access.pointer.constant + access.offset + program.wraps[access] - array.first
-                return origin if 0 <= origin < array.size_bytes else 0
+                return origin - origin % align_bytes if 0 <= origin < array.size_bytes else 0
     return 0
 
 
@@ -244,9 +268,12 @@ class _Sizes:
         return replace(expression, operands=tuple(self._expression(each, depth + 1) for each in expression.operands))
 
 
-def fingerprint(program: NestProgram) -> bytes:
+def fingerprint(program: NestProgram, *, vectors: bool = False) -> bytes:
     """Return a hash of all that a program's code depends on, which the values of its sizes are not."""
-    arrays = [(each.number, each.granule_bytes, _alignment(each), each.read, each.written) for each in program.arrays]
+    arrays = [
+        (each.number, each.granule_bytes, _alignment(each, vectors=vectors), each.read, each.written)
+        for each in program.arrays
+    ]
     cells = [
         (each.cell.number, each.cell.type, each.cell.counters, None if each.private else each.strides)
         for each in program.cells
@@ -324,9 +351,10 @@ class _Described:
         return access.opcode, number, offset, access.pointer.terms
 
 
-def _alignment(array: Array) -> int:
+def _alignment(array: Array, *, vectors: bool) -> tuple[int, ...]:
     origin = array.first + array.origin
-    return min(origin & -origin or array.granule_bytes, array.granule_bytes)
+    plain = min(origin & -origin or array.granule_bytes, array.granule_bytes)
+    return (plain, array.first % VECTOR_BYTES, array.origin % VECTOR_BYTES) if vectors else (plain,)
 
 
 def _check(depth: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tensorwasm.offload.codegen.assembly import Assembly, SsaValue, literal, spelled, suffix
@@ -26,13 +26,23 @@ class LaneScope:
         variables: the program's variables, as scalars; that of the lanes' loop is the first lane's.
         lanes: the loop of which several iterations are computed at once; None if there is one iteration.
         count: how many of its iterations.
-        row: number of this iteration of the loop around it, of which several may be computed side by side.
+        row: number of this iteration of the loops around it, of which several may be computed side by side.
+        active: an i1, whether what is computed has an effect; None if it has.
     """
 
     variables: Mapping[str, SsaValue]
     lanes: Lanes | None = None
     count: int = 1
     row: int = 0
+    active: SsaValue | None = None
+
+
+def extended(
+    scope: LaneScope, name: str, value: SsaValue, *, count: int | None = None, row: int | None = None
+) -> LaneScope:
+    """Return a scope with one variable more, and another count of lanes or number of the row if they are given."""
+    variables = {**scope.variables, name: value}
+    return replace(scope, variables=variables, count=count or scope.count, row=scope.row if row is None else row)
 
 
 class Location(NamedTuple):

@@ -111,7 +111,7 @@ def make(job: PlanJob) -> object:
     try:
         program = plan_region(job.lone, job.integers, job.memory_bytes)
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
-        return make_plan(program, compile_code, job.known)
+        return make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))
     except Declined as declined:
         return PlanRefusal(declined.reason, declined.detail)
     except MemoryError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.guest.imports.offload.launches import Launch, PlanLaunches
 from tensorwasm.offload.codegen.arguments import storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
 from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, grid_of
@@ -37,6 +38,7 @@ class DeviceTarget:
     def __init__(self, open_session: Callable[[], Session]) -> None:
         """Use the session that the function returns, which is called for the first plan that runs."""
         self.moved_bytes = 0
+        self.launches = PlanLaunches()
         self._open = open_session
         self._session: Session | None = None
         self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
@@ -102,6 +104,7 @@ class DeviceTarget:
         try:
             return size_bytes, session.buffers.allocate(size_bytes)
         except QuotaExceeded:
+            self.launches.forget(session, deadline)
             while self._free:
                 session.buffers.free(self._free.pop()[1], deadline)
             return size_bytes, session.buffers.allocate(size_bytes)
@@ -139,14 +142,14 @@ class _DeviceRun:
 
     def compute(self) -> dict[int, int]:
         """Copy arrays to the device and run all kernels; return the results, by local."""
-        deadline, code = self.call.deadline, self.plan.code
+        deadline = self.call.deadline
         for array, handle in self._arrays():
             self.session.buffers.write(handle, self.call.memory.view(array.first, array.size_bytes), deadline)
             self.target.moved_bytes += array.size_bytes
         self.session.buffers.write(self.shown, bytes(_FLAG_BYTES), deadline)
-        self._steps(self.plan.program.steps, self.plan.program.sizes)
-        if code.results is not None:
-            self._launch(code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
+        inputs = [self.inputs[local] for local, _ in self.plan.program.arguments.inputs]
+        key = (self.plan, *self.buffers, self.shown, *inputs)
+        self.target.launches.run(self.session, key, self._all_launches(), self.call)
         shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(self.plan.program.arguments.results))
         self.session.buffers.read(self.shown, memoryview(shown), deadline)
         if any(shown[:_FLAG_BYTES]):
@@ -177,24 +180,29 @@ class _DeviceRun:
     def _arrays(self) -> Iterator[tuple[Array, int]]:
         return zip(self.plan.program.arguments.arrays, self.buffers, strict=False)
 
-    def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> None:
+    def _all_launches(self) -> Iterator[Launch]:
+        yield from self._steps(self.plan.program.steps, self.plan.program.sizes)
+        if self.plan.code.results is not None:
+            yield self._launch(self.plan.code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
+
+    def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> Iterator[Launch]:
         for step in steps:
             if isinstance(step, Kernel):
-                self._run_kernel(self.plan.code.kernels[step.number], variables)
+                yield from self._kernel(self.plan.code.kernels[step.number], variables, last=step is steps[-1])
                 continue
             known = {name: (value, value) for name, value in variables.items()}
             (first, _), (last, _) = (evaluated(bound, known.__getitem__) for bound in (step.first, step.last))
             for number in range(first, last + 1):
-                self._steps(step.body, {**variables, step.variable: number})
+                yield from self._steps(step.body, {**variables, step.variable: number})
 
-    def _run_kernel(self, kernel: GpuKernel, variables: Mapping[str, int]) -> None:
-        self.call.check()
+    def _kernel(self, kernel: GpuKernel, variables: Mapping[str, int], *, last: bool) -> Iterator[Launch]:
         config = grid_of(kernel, variables)
         if config is not None:
-            given = [Scalar(variables[name].to_bytes(8, "little", signed=True)) for name in kernel.variables]
-            self._launch(kernel.entry, config, given)
+            values = [variables[name] if name in kernel.used else 0 for name in kernel.variables]
+            given = [Scalar(value.to_bytes(8, "little", signed=True)) for value in values]
+            yield self._launch(kernel.entry, config, given, last=last)
 
-    def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument]) -> None:
+    def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument], *, last: bool = True) -> Launch:
         code = self.plan.code
         kernel = self.target.load(self.session, code.ptx, entry, self.call)
         origins = [array.origin for array in self.plan.program.arguments.arrays]
@@ -203,5 +211,4 @@ class _DeviceRun:
             Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little"))
             for local, kind in self.plan.program.arguments.inputs
         ]
-        arguments = [*buffers, *inputs, *given, BufferOffset(self.shown, 0)]
-        self.session.kernels.submit(kernel, config, lambda: arguments, None, self.call.deadline)
+        return Launch(kernel, config, (*buffers, *inputs, *given, BufferOffset(self.shown, 0)), last)
