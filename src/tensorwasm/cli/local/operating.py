@@ -39,8 +39,8 @@ ServerProcesses = Annotated[
 ProgramSizes = Annotated[
     str | None,
     typer.Option(
-        help="For offload and offload-kernels: small, medium, large or extralarge, instead of medium and extralarge; as in "
-        "PolyBench."
+        help="For offload and offload-kernels: small, medium, large or extralarge, instead of medium and extralarge; "
+        "as in PolyBench."
     ),
 ]
 Programs = Annotated[
