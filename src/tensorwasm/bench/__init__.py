@@ -19,6 +19,7 @@ from tensorwasm.bench.figures import Report
 from tensorwasm.bench.offload.benchmark import measure_offload
 from tensorwasm.bench.offload.deploying import measure_offload_deploy
 from tensorwasm.bench.offload.kernels import measure_kernels
+from tensorwasm.bench.offload.overhead import measure_overhead
 from tensorwasm.bench.sandbox import measure_sandbox
 from tensorwasm.bench.service.first_answer import measure_first_answer
 from tensorwasm.bench.service.gpu_http import measure_gpu_http, sweep_gpu_http
@@ -42,6 +43,7 @@ BENCHMARKS: Final[Mapping[str, Callable[..., Report]]] = {
     "offload": measure_offload,
     "offload-deploy": measure_offload_deploy,
     "offload-kernels": measure_kernels,
+    "offload-overhead": measure_overhead,
     "pauses": measure_pauses,
     "quota": measure_quota,
     "sandbox": measure_sandbox,

@@ -21,6 +21,7 @@ class DeclineReason(Enum):
     NOT_AFFINE = "an address, a bound or a condition is not affine in loop counters"
     NOT_A_NUMBER = "arithmetic made a NaN whose bits can be seen"
     NOT_READY = "its code is being made"
+    NOT_WORTH = "it is faster in the guest, or too little work"
     NO_MACHINE_CODE = "no machine code can be made of it"
     OUT_OF_BOUNDS = "an access is beyond the end of memory"
     OUT_OF_MEMORY = "making its code takes more memory than it may have"

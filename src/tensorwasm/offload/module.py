@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
-from tensorwasm.offload.cut import cut
+from tensorwasm.offload.cut import INTERFACE, cut
 from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.polling import add_polls, has_long_indices
 from tensorwasm.values import MIB
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
@@ -20,6 +21,7 @@ MAX_CROSSING: Final = 128
 """Most inputs and globals of a region."""
 
 _MEMORY: Final = "memory"
+_LOOP: Final = b"\x03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class CutModule:
     """What became of a module.
 
     Attributes:
-        wasm: the module with guards, empty if there is no region.
+        wasm: the module with guards, which polls; empty if it has no loop, is too long or is not for our engine.
         regions: those with a guard, by their numbers.
         declined: loops outside of regions.
         lone: the regions by themselves, in the same order.
@@ -53,7 +55,7 @@ class CutModule:
 
 
 def cut_module(wasm: bytes) -> CutModule:
-    """Find the regions of a module and cut them out.
+    """Find the regions of a module, cut them out, and make all its code poll.
 
     Raises:
         InvalidWasm: the module is malformed.
@@ -61,16 +63,17 @@ def cut_module(wasm: bytes) -> CutModule:
     module = decode(wasm)
     regions: list[LoopRegion] = []
     declined: list[DeclinedLoop] = []
-    if len(wasm) > MAX_MODULE_BYTES or not _shows_memory(module):
+    loops = any(_LOOP in body.raw for body in module.bodies)
+    if len(wasm) > MAX_MODULE_BYTES or not loops or has_long_indices(module):
         return CutModule(b"", (), (), ())
-    for found in find_regions(module):
+    for found in find_regions(module) if _shows_memory(module) else ():
         if isinstance(found, DeclinedLoop):
             declined.append(found)
         elif len(regions) == MAX_REGIONS or len(found.inputs) + len(found.globals) > MAX_CROSSING:
             declined.append(DeclinedLoop(found.function, found.start, DeclineReason.TOO_LARGE, "regions or inputs"))
         else:
             regions.append(found)
-    edited = encode(cut(module, regions)) if regions else b""
+    edited = encode(add_polls(cut(module, regions), INTERFACE))
     lone = tuple([_take_out(module, region) for region in regions])
     return CutModule(edited, tuple(regions), tuple(declined), lone)
 

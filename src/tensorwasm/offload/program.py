@@ -131,6 +131,7 @@ class NestProgram:
         wraps: multiple of 2**32 to add to the pointer of each load and store for its exact address.
         sizes: values of variables that are known everywhere in the steps.
         numbers: of these, the variables that stand for values.
+        work: about how many accesses to memory there are, 0 if that is not known.
     """
 
     nest: Nest
@@ -141,3 +142,4 @@ class NestProgram:
     wraps: Mapping[Load | Store, int]
     sizes: Mapping[str, int] = field(default_factory=dict)
     numbers: Mapping[Value, str] = field(default_factory=dict)
+    work: int = 0

@@ -16,6 +16,7 @@ from tensorwasm.gpu.session.streams import SessionStreams
 from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.guest.imports.offload.guards import MOST_DECLINES
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
+from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.runtime import Runtime
@@ -31,6 +32,7 @@ static double x[256], y[256];
 static int k[256];
 void EXPORT(init)(void) { for (int i = 0; i < 256; i++) { x[i] = i * 0.5; y[i] = 256 - i; k[i] = i * 7 - 300; } }
 void EXPORT(axpy)(int n, double a) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }
+int EXPORT(wander)(unsigned n) { int s = 0; while (n != 7) { n = n & 1 ? 3 * n + 1 : n / 2; s++; } return s; }
 double EXPORT(sum)(int n) { double s = 0; for (int i = 0; i < n; i++) { y[i] *= 2; s += x[i]; } return s; }
 int EXPORT(last)(int n) { int at = 0; for (int i = 0; i < n; i++) { k[i] += 3; at = 5 * i; } return at; }
 void EXPORT(chain)(int n) { for (int i = 1; i < n; i++) y[i] += y[i - 1]; }
@@ -44,11 +46,18 @@ void EXPORT(steps)(int t, int n) {
 """
 WITH_IMPORTS = "control.c"  # what it imports no grant provides
 TAKEN = [("axpy", (200, 1.5)), ("sum", (200,)), ("last", (200,)), ("steps", (3, 64)), ("axpy", (7, -0.0))]
+ENDLESS = [("cpu", "steps", (2_000_000_000, 256)), ("gpu", "steps", (2_000_000_000, 256)), ("cpu", "wander", (1,))]
 DECLINED = [
     ("chain", (100,), "SEQUENTIAL"),
     ("divide", (64, 0.0), "NOT_A_NUMBER"),
     ("axpy", (1_000_000, 1.5), "OUT_OF_BOUNDS"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Offload whatever that costs."""
+    monkeypatch.setattr(RegionCosts, "choose", lambda *_: RunPlace.ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -266,15 +275,20 @@ def test_a_deadline_ends_a_loop_wherever_it_runs(runtime, wasm, mode):
     assert function.invoke("last", (150,)).values == (745,)
 
 
-@pytest.mark.parametrize("mode", ["cpu", "gpu"])
-def test_a_cancellation_ends_a_loop_wherever_it_runs(runtime, wasm, mode):
+def test_a_deadline_ends_a_loop_that_stays(runtime, wasm):
+    function = runtime.load(wasm, offload="cpu", offload_waits=True)
+    with pytest.raises(InvokeTimeout):
+        function.invoke("wander", (1,), deadline=Deadline.after(1.0))
+    assert function.invoke("wander", (28,)).values == (2,)
+
+
+@pytest.mark.parametrize(("mode", "name", "args"), ENDLESS)
+def test_a_cancellation_ends_a_loop_wherever_it_runs(runtime, wasm, mode, name, args):
     function = runtime.load(wasm, offload=mode, offload_waits=True)
     function.invoke("steps", (2, 256))
     stops = []
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(
-            function.dispatch.call, "steps", (2_000_000_000, 256), announce=lambda stop: (stops.append(stop), stop())
-        )
+        running = pool.submit(function.dispatch.call, name, args, announce=lambda stop: (stops.append(stop), stop()))
         with pytest.raises(GuestTrap, match="cancelled"):
             running.result(20)
 

@@ -117,9 +117,9 @@ class KeptFigures:
 def measure_plain(program: BenchProgram) -> PlainFigures:
     """Measure a program in wasmtime and as native code."""
     with closing(WasmtimeGuest(program.wasm)) as guest:
-        _time_pair(guest.call, program.other_sizes)
+        time_pair(guest.call, program.other_sizes)
         other_memory = _digest(guest.memory())
-        times = _sample(lambda: _time_pair(guest.call, program.sizes))
+        times = _sample(lambda: time_pair(guest.call, program.sizes))
         memory = _digest(guest.memory())
     return PlainFigures(min(times), other_memory, memory, _native_s(program))
 
@@ -138,14 +138,14 @@ def measure_offloaded(
     function = load(program.wasm)
     try:
         with opened(load(program.wasm), program) as sandbox:
-            cold_s = _time_pair(sandbox.call, program.sizes)
+            cold_s = time_pair(sandbox.call, program.sizes)
             check("cold", sandbox, plain.memory)
         with opened(function, program) as sandbox:
-            _time_pair(sandbox.call, program.other_sizes)
+            time_pair(sandbox.call, program.other_sizes)
             check("first", sandbox, plain.other_memory)
-            new_s = _time_pair(sandbox.call, program.sizes)
+            new_s = time_pair(sandbox.call, program.sizes)
             check("second", sandbox, plain.memory)
-            later_s = min(_sample(lambda: _time_pair(sandbox.call, program.sizes)))
+            later_s = min(_sample(lambda: time_pair(sandbox.call, program.sizes)))
             check("last", sandbox, plain.memory)
     except GuestError as error:
         raise InternalError(f"{program.name} ended: {error.message}") from error
@@ -160,7 +160,8 @@ def _native_s(program: BenchProgram) -> float | None:
         return None
 
 
-def _time_pair(call: Callable[[str, Sequence[int]], object], sizes: Sequence[int]) -> float:
+def time_pair(call: Callable[[str, Sequence[int]], object], sizes: Sequence[int]) -> float:
+    """Return the seconds of ``run``, after ``init``."""
     call("init", sizes)
     began_s = time.perf_counter()
     call("run", sizes)

@@ -171,7 +171,7 @@ def bench(
         str,
         typer.Argument(
             help="What to measure: deploy, dispatch, emulator, gpu-http, http, job, memory, neighbours, offload, "
-            "offload-kernels, pauses, quota, sandbox, shares, soak, start, tenants, waiting or where."
+            "offload-kernels, offload-overhead, pauses, quota, sandbox, shares, soak, start, tenants, waiting or where."
         ),
     ],
     *,

@@ -84,7 +84,6 @@ _FLAGS: Final = {
     **PROPOSALS,
     "concurrency_support": False,
     "cranelift_nan_canonicalization": False,
-    "epoch_interruption": True,
     "memory_init_cow": True,
     "memory_may_move": False,  # host code keeps the address of byte 0
     "parallel_compilation": True,
@@ -104,6 +103,8 @@ class EngineConfig:
         images: likewise, and guarded like the pool's: mapped from `tensorwasm.guest.memory.images`.
         fibers: every slot has a stack, so that its guest can be suspended.
         resident_bytes: of a linear memory that stay mapped for the slot's next guest, and are cleared by hand.
+        polled: its modules call the host at bounded intervals on their own (`tensorwasm.offload.polling`): code does
+            not look at the epoch.
     """
 
     slots: int = 1000
@@ -113,6 +114,7 @@ class EngineConfig:
     fibers: bool = False
     images: bool = False
     resident_bytes: int = _RESIDENT_BYTES
+    polled: bool = False
 
     @property
     def layout(self) -> PoolLayout:
@@ -235,6 +237,7 @@ def settings_of(config: EngineConfig) -> dict[str, int]:
     switches = memory_creator.GUARDED_SWITCHES if config.images else memory_creator.SWITCHES
     return {
         **_FLAGS,
+        "epoch_interruption": not config.polled,
         "strategy": capi.STRATEGY_CRANELIFT,
         "async_stack_size": config.fiber_bytes,
         "max_wasm_stack": config.stack_bytes,

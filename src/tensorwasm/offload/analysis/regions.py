@@ -96,7 +96,7 @@ def _in_body(module: Module, function: int, type_index: int, body: CodeEntry) ->
             types = local_types(module.types[type_index], body)
             root = parse(code, 0, len(code), module.types)
             mark_live(root, 0)
-            blocks = dict(_blocks(root))
+            blocks = dict(blocks_of(root))
         except (Declined, IndexError) as declined:
             reason, detail = (
                 (declined.reason, declined.detail)
@@ -120,7 +120,8 @@ def local_types(signature: FuncType, body: CodeEntry) -> list[str]:
     return [*signature.params, *[kind for count, kind in runs for _ in range(count)]]
 
 
-def _blocks(root: CodeBlock) -> Iterator[tuple[int, CodeBlock]]:
+def blocks_of(root: CodeBlock) -> Iterator[tuple[int, CodeBlock]]:
+    """Yield all blocks by their places."""
     waiting = [root]
     while waiting:
         block = waiting.pop()

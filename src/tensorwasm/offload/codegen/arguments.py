@@ -20,12 +20,14 @@ class ProgramArguments:
         cells: a pointer to the storage of each that is not a register.
         inputs: numbers and types of locals.
         results: numbers and types of locals whose values the code computes; see `known_results`.
+        work: of the program.
     """
 
     arrays: tuple[Array, ...]
     cells: tuple[CellStorage, ...]
     inputs: tuple[tuple[int, ValueType], ...]
     results: tuple[tuple[int, ValueType], ...]
+    work: int = 0
 
     def parameters(self, space: str = "") -> list[str]:
         """Return them as parameters of a function, pointers to an address space of LLVM's."""
@@ -48,6 +50,7 @@ def arguments_of(program: NestProgram) -> ProgramArguments:
             for local, value in sorted(program.nest.results.items())
             if not isinstance(value, Constant | Index)
         ),
+        program.work,
     )
 
 

@@ -65,7 +65,8 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
         code = Scanner(context).scan(best.steps)
-        return NestProgram(best.nest, code, best.model.arrays, cells, best.model.array_of, best.model.wraps)
+        found, work = best.model, sum(each.iterations() * (len(each.footprints) + 1) for each in best.model.statements)
+        return NestProgram(best.nest, code, found.arrays, cells, found.array_of, found.wraps, work=work)
 
 
 def _scheduled(nest: Nest, modelled: NestModel) -> _Candidate:

@@ -48,6 +48,8 @@ def engine_of(form: Form, plain: Engine) -> Engine:
     """
     if form.host_memory:
         return Engine.shared(replace(plain.config, host_memory=True))
+    if form.offload is not None:
+        return _engine_beside(replace(plain.config, polled=True))
     if form.instrumented == "blank" and not form.copied:
         return _engine_beside(replace(plain.config, images=True))
     return _engine_beside(replace(plain.config, resident_bytes=GPU_RESIDENT_BYTES)) if form.native else plain

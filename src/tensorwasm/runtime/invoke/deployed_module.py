@@ -173,7 +173,7 @@ class DeployedModule:
 
     @property
     def offloading(self) -> Offloading | None:
-        """How its loops run elsewhere; None if none does, or it is not found out yet and calls do not wait for it."""
+        """How its loops run elsewhere; None if they do not, or as long as calls do not wait for that."""
         cutting = self.cutting
         if cutting is None or not (self._waits or cutting.done()):
             return None
@@ -189,12 +189,12 @@ class DeployedModule:
         try:
             cut = compiler.cut(self._wasm, tenant, work)
             made = Offloading(compiler, cut, tenant, self.module_hash, waits=self._waits)
-            if made.regions:
+            if made.wasm:
                 self.form(Form(offload=made), work)
         except TensorWasmError as error:
             _log.warning("loops of the module %s are not offloaded: %s", self.name, error.message)
             raise
-        return made if made.regions else None
+        return made if made.wasm else None
 
     def initialisers(self, export: str | None) -> tuple[str, ...]:
         """Return what a fresh sandbox calls, in order, before an export; None for any export.

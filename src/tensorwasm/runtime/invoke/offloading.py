@@ -20,6 +20,7 @@ from tensorwasm.guest.imports.offload.host_target import HostTarget
 from tensorwasm.guest.imports.offload.shadow import ShadowSampler
 from tensorwasm.offload.codegen.host import LoadedProgram, host_processor
 from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
+from tensorwasm.offload.costs import RegionCosts
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
 from tensorwasm.runtime.invoke.device_access import end_session, open_session
 from tensorwasm.runtime.offload.plan_job import PlanJob
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 _Code = TypeVar("_Code")
 _NEWEST_ARCHITECTURE: Final = (9, 0)
 """Newest compute capability that code is made for; newer devices run it too."""
+_HOST_START_NS: Final = 20_000
+_DEVICE_START_NS: Final = 50_000
+"""What a run on threads, or on a device, takes at least."""
 
 
 class Offloading:
@@ -45,9 +49,9 @@ class Offloading:
 
     Attributes:
         cut: the module with guards, and its loops.
-        wasm: the module with guards; empty if it has no regions.
+        wasm: the module with guards, which polls; empty if its code is not changed.
         regions: those with a guard, by their numbers.
-        guards: its guards, as host functions.
+        guards: its guards and what it polls, as host functions.
         statistics: of each region, all ended calls together.
         watched: what regions use in place of a session; the session itself unless someone measures.
     """
@@ -68,6 +72,8 @@ class Offloading:
         self._lock = threading.Lock()
         self._host_plans = self._plans(host_processor(), LoadedProgram)
         self._device_plans: dict[tuple[int, int], PlanCache[MadePlan, ReadyPlan[GpuCode]]] = {}
+        self._host_costs = RegionCosts(_HOST_START_NS)
+        self._device_costs = RegionCosts(_DEVICE_START_NS)
 
     @contextmanager
     def serving(
@@ -104,7 +110,7 @@ class Offloading:
         return PlanCache(partial(self._request, target, codes), codes.ready, waits=self._waits)
 
     def _host_service(self, tenant: str) -> OffloadService[ReadyPlan[LoadedProgram]]:
-        return OffloadService(self.regions, self._host_plans, HostTarget(tenant), self._sampler)
+        return OffloadService(self.regions, self._host_plans, HostTarget(tenant), self._sampler, self._host_costs)
 
     @contextmanager
     def _device_service(
@@ -124,7 +130,8 @@ class Offloading:
                 session.enter(deadline)
                 return self.watched(session)
 
-            yield OffloadService(self.regions, plans, DeviceTarget(open_one), self._sampler)
+            costs = self._device_costs if shared.info.kind == "cuda" else None  # the emulator is not for speed
+            yield OffloadService(self.regions, plans, DeviceTarget(open_one), self._sampler, costs)
 
     def planned(self) -> list[PlanKey]:
         """Return for what plans for the host were asked for, in that order."""

@@ -17,9 +17,12 @@ from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValTy
 from tensorwasm.guest.imports.offload import SERVICE
 from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.codegen.sizes import ReadyPlan
+from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.offload.cut import COMPARED, INTERFACE, OFF, ON, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
+from tensorwasm.offload.polling import BUDGET, POLL
 from tensorwasm.values import MOST_MISMATCHES, OffloadUse
 
 if TYPE_CHECKING:
@@ -37,12 +40,16 @@ DECLINES_FOR_ONE: Final = 16
 ASK_EVERY_NS: Final = 200_000
 """Beyond `MOST_DECLINES` a guard may be called so often while code is made: that costs some percent of the time."""
 
+DECLINES_FOR_SLOW: Final = 16
+"""A run that is not worth it counts as so many declines."""
+
 _DIFFERED: Final = PlanRefusal(DeclineReason.DIFFERED)
 _BUSY: Final = PlanRefusal(DeclineReason.BUSY)
+_NOT_WORTH: Final = PlanRefusal(DeclineReason.NOT_WORTH)
 _BITS: Final[Mapping[str, int]] = {"i32": 32, "f32": 32, "i64": 64, "f64": 64}
 
 _Types = tuple[ValType, ...]
-_Plan = TypeVar("_Plan")
+_Plan = TypeVar("_Plan", bound=ReadyPlan[Any])
 _Plan_contra = TypeVar("_Plan_contra", contravariant=True)
 
 
@@ -104,6 +111,7 @@ class OffloadService(Generic[_Plan]):
         plans: of the regions.
         target: where they run.
         sampler: says which runs are compared.
+        costs: say which runs are worth it; without them all are.
 
     Attributes:
         statistics: of each region.
@@ -119,6 +127,7 @@ class OffloadService(Generic[_Plan]):
         plans: PlanCache[Any, _Plan],
         target: OffloadTarget[_Plan],
         sampler: ShadowSampler,
+        costs: RegionCosts | None = None,
     ) -> None:
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
@@ -130,6 +139,8 @@ class OffloadService(Generic[_Plan]):
         self.is_busy: Callable[[], bool] | None = None
         self.stop = target.stop
         self.device_statistics = target.statistics
+        self._costs = costs
+        self._measured: dict[int, tuple[int, int]] = {}  # work and beginning of runs in the guest, by region
         self._nans: Counter[PlanKey] = Counter()
         self._left = [MOST_DECLINES for _ in regions]  # declines of each guard until it is off
         self._asked: Counter[int] = Counter()  # how often each was called while its code was being made
@@ -141,7 +152,7 @@ class OffloadService(Generic[_Plan]):
 
     def state(self, number: int) -> int:
         """Return what a guard says of its region besides whether it has run: `ON`, `OFF` or `COMPARED`."""
-        if self.compares(number):
+        if self.compares(number) or number in self._measured:
             return COMPARED
         return OFF if self.is_off(number) else ON
 
@@ -182,6 +193,16 @@ class OffloadService(Generic[_Plan]):
             tuple(self.mismatches[:MOST_MISMATCHES]),
         )
 
+    def has_ended(self, number: int) -> bool:
+        """Return whether a guard is called at the end of a run in the guest that is measured, which ends with that."""
+        measured = self._measured.pop(number, None)
+        if measured is None:
+            return False
+        work, began_ns = measured
+        if self._costs is not None:
+            self._costs.note_guest(number, work, time.perf_counter_ns() - began_ns)
+        return True
+
     def run(self, number: int, values: Sequence[int], call: HostCall) -> list[int] | None:
         """Run a region in another place; return the bits of its outputs, None if it is to run as it is.
 
@@ -204,6 +225,10 @@ class OffloadService(Generic[_Plan]):
             statistics.declined[plan] += 1
             self._count_decline(number, plan, began_ns)
             return None
+        work = 0 if self._costs is None else plan.program.arguments.work
+        if self._is_faster_here(number, work):
+            statistics.declined[_NOT_WORTH] += 1
+            return None
         moved_bytes = self._target.moved_bytes
         kept: KeptRanges | None = [] if self._sampler.is_due(number) else None
         try:
@@ -217,7 +242,10 @@ class OffloadService(Generic[_Plan]):
             return None
         statistics.taken += 1
         self._left[number] += DECLINES_FOR_ONE
-        statistics.taken_s += (time.perf_counter_ns() - found_ns) * 1e-9
+        taken_ns = time.perf_counter_ns() - found_ns
+        if self._costs is not None:
+            self._costs.note_elsewhere(number, work, taken_ns)
+        statistics.taken_s += taken_ns * 1e-9
         statistics.moved_bytes += self._target.moved_bytes - moved_bytes
         return _outputs(region, values, results)
 
@@ -237,6 +265,16 @@ class OffloadService(Generic[_Plan]):
             if self._asked[number] <= MOST_DECLINES + (now_ns - first_ns) // ASK_EVERY_NS:
                 return
         self._left[number] -= 1
+
+    def _is_faster_here(self, number: int, work: int) -> bool:
+        place = RunPlace.ELSEWHERE if self._costs is None else self._costs.choose(number, work)
+        if place is RunPlace.ELSEWHERE:
+            return False
+        if place is RunPlace.MEASURED_GUEST:
+            self._measured[number] = work, time.perf_counter_ns()
+        else:
+            self._left[number] -= DECLINES_FOR_SLOW
+        return True
 
     def _note(self, key: PlanKey, refusal: PlanRefusal, statistics: RegionStatistics) -> None:
         """Count a run that was declined, and remember it unless the next one may be taken."""
@@ -272,8 +310,16 @@ def _signed(bits: int, width: int) -> int:
 
 
 def make_guards(regions: Sequence[LoopRegion]) -> tuple[HostFunction, ...]:
-    """Return the guards of a module's regions."""
-    return tuple(_make_guard(number, region) for number, region in enumerate(regions))
+    """Return the guards of a module's regions, and what its code polls."""
+    return (_POLL, *(_make_guard(number, region) for number, region in enumerate(regions)))
+
+
+def _poll(call: HostCall) -> int:
+    call.check()
+    return BUDGET
+
+
+_POLL: Final = HostFunction(INTERFACE, POLL, (), ("i32",), _poll)
 
 
 def _make_guard(number: int, region: LoopRegion) -> HostFunction:
@@ -290,6 +336,8 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
             return (0, OFF, *given)
         if service.compares(number):
             service.compare(values, call.memory)
+            return (1, service.state(number), *given)
+        if service.has_ended(number):
             return (1, service.state(number), *given)
         results = service.run(number, values, call)
         if results is None:

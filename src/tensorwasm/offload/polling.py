@@ -1,0 +1,269 @@
+"""Code that stops itself: it counts what it does, and calls the host each time that a budget is used up.
+
+Wasmtime's own means, epochs and fuel, check at each loop's head and call the host there. All floating-point values that
+are live across that call then lie on the stack, so that a loop which carries one waits for a store and a load in each
+iteration: loops take up to 2.6 times as long. Here
+
+- all that is live is stored in globals before the call and loaded after it, and need not lie on the stack otherwise;
+- innermost loops are repeated, so that one check serves several iterations.
+
+What is counted is never less than the instructions that run, but for short code outside of loops in functions without
+calls. A call counts as more, and an instruction over many bytes as their number. A module in this form needs no epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tensorwasm.offload.analysis.regions import blocks_of, local_types
+from tensorwasm.offload.analysis.tree import OPENING, locals_of, mark_live, parse
+from tensorwasm.offload.declined import Declined
+from tensorwasm.wasm import edit
+from tensorwasm.wasm.definitions import CodeEntry, Global
+from tensorwasm.wasm.instructions import Instruction
+from tensorwasm.wasm.module import Module
+from tensorwasm.wasm.types import FuncType, GlobalType
+
+POLL: Final = "poll"
+"""The import field of the function that returns the next budget, or ends the guest."""
+BUDGET: Final = 1 << 24
+"""Instructions between two polls: some milliseconds, or a second if all of them miss the caches."""
+
+_SMALL_FUNCTION: Final = 64
+_COPIES: Final = ((64, 4), (128, 2))
+"""Longest body of an innermost loop, and how often it is repeated."""
+_MOST_SAVED: Final = 64
+_HOST_CALL_UNITS: Final = 1024
+_CALL_UNITS: Final = 64
+_GROW_UNITS: Final = 4096
+_UNIT_SHIFT: Final = 4
+"""Sixteen bytes or table elements count as one instruction."""
+_ZEROS: Final[Mapping[str, int | bytes]] = {"i32": 0, "i64": 0, "f32": 0, "f64": 0, "v128": bytes(16)}
+_LONG: Final = frozenset(
+    {"memory.fill", "memory.copy", "memory.init", "table.fill", "table.copy", "table.init", "table.grow"}
+)
+_LEAVING: Final = frozenset({"throw", "throw_ref", "try_table"})
+
+
+def add_polls(module: Module, owner: str) -> Module:
+    """Return a module that calls the import `POLL` of ``owner``, of no parameters and one i32, at bounded intervals.
+
+    Raises:
+        InvalidWasm: a body is malformed.
+    """
+    module, (poll,) = edit.add_function_imports(module, [(owner, POLL, FuncType((), ("i32",)))])
+    first = len(module.imported("global")) + len(module.globals)
+    places = _Places(poll, first)
+    bodies = [_PollingBody(module, number, places).build() for number in range(len(module.bodies))]
+    module, _ = edit.add_globals(replace(module, bodies=tuple(bodies)), places.added)
+    return module
+
+
+def has_long_indices(module: Module) -> bool:
+    """Return whether lengths may be of 64 bits, which `add_polls` takes for 32; no engine of ours accepts that."""
+    sized = [item.type for item in module.imports if item.kind in {"memory", "table"}]
+    return any(getattr(each, "is_64", True) for each in (*sized, *module.memories, *module.tables))
+
+
+@dataclass(slots=True)
+class _Places:
+    """The import, and the globals: the budget's, then those that keep locals during a poll."""
+
+    poll: int
+    budget: int
+    added: list[Global] = field(default_factory=lambda: [_global("i32", BUDGET)])
+    _kept: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def keep(self, kind: str, number: int) -> int:
+        """Return the global for one more local of a type."""
+        if (kind, number) not in self._kept:
+            self._kept[kind, number] = self.budget + len(self.added)
+            self.added.append(_global(kind, _ZEROS[kind]))
+        return self._kept[kind, number]
+
+
+def _global(kind: str, value: int | bytes) -> Global:
+    return Global(GlobalType(kind, mutable=True), ((f"{kind}.const", value),))
+
+
+@dataclass(slots=True)
+class _PolledLoop:
+    """A loop, or the whole function.
+
+    Attributes:
+        units: what one iteration counts for, without loops inside that count for themselves.
+        calls: whether something in it may leave the function, except to return.
+        copies: how often its body is there; 0 if it is not innermost.
+    """
+
+    start: int
+    plain: bool
+    end: int = 0
+    units: int = 0
+    calls: bool = False
+    inside: list[_PolledLoop] = field(default_factory=list)
+
+    @property
+    def copies(self) -> int:
+        if self.inside or self.calls or not self.plain:
+            return 0
+        return next((copies for most, copies in _COPIES if self.end - self.start <= most), 1)
+
+    @property
+    def charge(self) -> int:
+        """What one pass counts for, with the iterations of innermost loops that these may not count."""
+        return max(self.copies, 1) * self.units + sum(each.copies * each.units for each in self.inside)
+
+
+def _find_loops(code: Sequence[Instruction], imported: int) -> _PolledLoop:
+    """Return the whole function with its loops."""
+    stack = [_PolledLoop(-1, plain=False)]
+    opened: list[bool] = []  # whether each open block is a loop
+    for place, instruction in enumerate(code):
+        name = instruction[0]
+        if name in OPENING:
+            opened.append(name == "loop")
+            if name == "loop":
+                stack.append(_PolledLoop(place, instruction[1] is None))
+        elif name == "end" and opened.pop():
+            loop = stack.pop()
+            loop.end = place
+            stack[-1].inside.append(loop)
+            stack[-1].calls |= loop.calls
+        stack[-1].units += _units(instruction, imported)
+        stack[-1].calls |= "call" in name or name in _LEAVING
+    return stack[0]
+
+
+def _units(instruction: Instruction, imported: int) -> int:
+    name = instruction[0]
+    if name in {"call", "return_call"}:
+        return _HOST_CALL_UNITS if instruction[1] < imported else _CALL_UNITS
+    if name in {"memory.grow", "table.grow"}:
+        return _GROW_UNITS
+    return _CALL_UNITS if "call" in name else 1
+
+
+class _PollingBody:
+    """One function's body while it is rewritten."""
+
+    def __init__(self, module: Module, number: int, places: _Places) -> None:
+        self._body, self._places = module.bodies[number], places
+        self._code = self._body.instructions()
+        signature = module.types[module.functions[number]]
+        self._function = _find_loops(self._code, len(module.imported("func")))
+        self._params = len(signature.params)
+        self._spare = self._params + sum(count for count, _ in self._body.local_runs())  # a local of our own
+        self._live: dict[int, int] = {}
+        self._types: list[str] = []
+        try:
+            self._types = local_types(signature, self._body)
+            root = parse(self._code, 0, len(self._code), module.types)
+            mark_live(root, 0)
+            self._live = {start: block.live for start, block in blocks_of(root)}
+        except Declined:
+            self._live = {}  # nothing is saved, which is slower
+
+    def build(self) -> CodeEntry:
+        """Return the body with polls; a small one without loops and calls as it was."""
+        function = self._function
+        long = not _LONG.isdisjoint(name for name, *_ in self._code)
+        checked = function.calls or function.units > _SMALL_FUNCTION
+        if not checked and not long and not function.inside:
+            return self._body
+        code: list[Instruction] = []
+        if checked:
+            code += self._check(function.charge, (1 << self._params) - 1)
+        code += self._through(0, len(self._code), function)
+        return CodeEntry.build((*self._body.local_runs(), (1, "i32")), code)
+
+    def _through(self, first: int, last: int, around: _PolledLoop) -> Iterator[Instruction]:
+        """Yield code with the loops that ``around`` has in it."""
+        loops = {loop.start: loop for loop in around.inside}
+        place = first
+        while place < last:
+            loop = loops.get(place)
+            if loop is not None:
+                yield from self._loop(loop)
+                place = loop.end + 1
+                continue
+            if self._code[place][0] in _LONG:
+                yield from self._charge_length()
+            yield self._code[place]
+            place += 1
+
+    def _loop(self, loop: _PolledLoop) -> Iterator[Instruction]:
+        body = self._through(loop.start + 1, loop.end, loop)
+        if loop.copies:
+            yield from self._repeated(loop, list(body))
+            return
+        yield self._code[loop.start]
+        yield from self._check(loop.charge, self._live.get(loop.start, 0))
+        yield from body
+        yield ("end",)
+
+    def _repeated(self, loop: _PolledLoop, body: Sequence[Instruction]) -> Iterator[Instruction]:
+        """Yield copies of an innermost loop's body, and behind them the poll, out of the way."""
+        yield from (("block", None), ("loop", None), ("block", None), ("loop", None))
+        for _ in range(loop.copies):
+            yield ("block", None)  # its end is the next iteration
+            yield from _moved(body, 4)
+            yield from (("br", 4), ("end",))
+        yield from self._spend(("i32.const", loop.charge))
+        yield from (("i32.const", 0), ("i32.gt_s",), ("br_if", 0), ("br", 1), ("end",), ("end",))
+        yield from self._poll(self._live.get(loop.start, 0))
+        yield from (("br", 0), ("end",), ("end",))
+
+    def _spend(self, *units: Instruction) -> Iterator[Instruction]:
+        """Yield what takes units from the budget, and leaves it on the stack."""
+        yield from (("global.get", self._places.budget), *units, ("i32.sub",))
+        yield from (("local.tee", self._spare), ("global.set", self._places.budget), ("local.get", self._spare))
+
+    def _check(self, units: int, live: int) -> Iterator[Instruction]:
+        yield from self._spend(("i32.const", units))
+        yield from (("i32.const", 0), ("i32.le_s",), ("if", None))
+        yield from self._poll(live)
+        yield ("end",)
+
+    def _charge_length(self) -> Iterator[Instruction]:
+        """Yield what takes from the budget for a length, which is on the stack and stays there."""
+        yield ("local.tee", self._spare)
+        yield from self._spend(("local.get", self._spare), ("i32.const", _UNIT_SHIFT), ("i32.shr_u",))
+        yield from (("i32.const", 0), ("i32.le_s",), ("if", None))
+        yield from self._poll(0)
+        yield ("end",)
+
+    def _poll(self, live: int) -> Iterator[Instruction]:
+        """Yield the call, with locals saved before and restored behind it."""
+        kept: list[tuple[int, int]] = []
+        counts = dict.fromkeys(_ZEROS, 0)
+        for local in locals_of(live):
+            kind = self._types[local] if local < len(self._types) else ""
+            if kind in counts and len(kept) < _MOST_SAVED:
+                kept.append((local, self._places.keep(kind, counts[kind])))
+                counts[kind] += 1
+        for local, place in kept:
+            yield from (("local.get", local), ("global.set", place))
+        yield from (("call", self._places.poll), ("global.set", self._places.budget))
+        for local, place in kept:
+            yield from (("global.get", place), ("local.set", local))
+
+
+def _moved(body: Sequence[Instruction], added: int) -> Iterator[Instruction]:
+    """Yield a loop's body inside of so many more blocks; the loop's own label becomes the innermost of these."""
+    depth = 0
+
+    def moved(label: int) -> int:
+        return label + added if label > depth else label
+
+    for instruction in body:
+        match instruction:
+            case ("br" | "br_if" as name, label):
+                yield name, moved(label)
+            case ("br_table", labels):
+                yield "br_table", tuple(map(moved, labels))
+            case _:
+                yield instruction
+        depth += (instruction[0] in OPENING) - (instruction[0] == "end")
