@@ -6,6 +6,7 @@ import pytest
 
 from loops import compile_c
 from tensorwasm import settings
+from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.runtime.api import comparison
 
 PROGRAM = """
@@ -24,6 +25,12 @@ leave(int n) {
   for (int i = 0; i < n; i++) { x[i] = 1; other(i); }
 }
 """
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Offload whatever that costs."""
+    monkeypatch.setattr(RegionCosts, "choose", lambda *_: RunPlace.ELSEWHERE)
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def test_a_region_within_one_that_is_compared_runs_in_the_guest():
         FakeTarget(RESULTS),
         ShadowSampler(b"", 2, 1),
     )
-    call, (outer, inner) = FakeCall(services={SERVICE: service}), make_guards([REGION, REGION])
+    call, (outer, inner, _) = FakeCall(services={SERVICE: service}), make_guards([REGION, REGION])
     assert outer.body(call, *VALUES)[:2] == (0, COMPARED)
     assert inner.body(call, *VALUES)[:2] == (0, ON)
     call.memory.write(64, WRITTEN)

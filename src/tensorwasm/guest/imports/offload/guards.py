@@ -311,7 +311,7 @@ def _signed(bits: int, width: int) -> int:
 
 def make_guards(regions: Sequence[LoopRegion]) -> tuple[HostFunction, ...]:
     """Return the guards of a module's regions, and what its code polls."""
-    return (_POLL, *(_make_guard(number, region) for number, region in enumerate(regions)))
+    return (*(_make_guard(number, region) for number, region in enumerate(regions)), _POLL)
 
 
 def _poll(call: HostCall) -> int:
