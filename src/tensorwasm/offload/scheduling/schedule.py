@@ -118,6 +118,9 @@ class _Trials:
         kernels: list[PlannedKernel] = []
         for component in strong_components(statements, dependences):
             self._place(kernels, PlannedKernel(component, hosts, _grid(component, dependences, hosts)), dependences)
+        placed, kernels = kernels, []
+        for kernel in placed:  # once more, for those that lost axes after others were put beside them
+            self._place(kernels, kernel, dependences)
         return _joined(step for kernel in kernels for step in self._peeled(kernel, dependences))
 
     @staticmethod
