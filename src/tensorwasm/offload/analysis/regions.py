@@ -25,6 +25,7 @@ _HANDLED: Final = frozenset(
     | ROWS.keys()
 )
 _MEMORY: Final = frozenset(LOAD_BYTES.keys() | STORE_BYTES.keys())
+_SCATTERED: Final = (DeclineReason.DATA_DEPENDENT, "an address")
 _PASSED_OVER: Final = _HANDLED - {"global.get"}
 
 TypedLocal = tuple[int, ValueType]
@@ -176,6 +177,7 @@ class _RegionPiece:
         pending: places of the loops inside that are not all of themselves in a block that no branch leaves.
         depth: loops in each other, itself included.
         end: place of its ``end``, once it is read.
+        is_scattered: an address in it is data: single loops in it are not worth a call in each iteration.
     """
 
     start: int
@@ -187,6 +189,7 @@ class _RegionPiece:
     regions: list[_RegionPiece] = field(default_factory=list)
     depth: int = 0
     end: int = 0
+    is_scattered: bool = False
 
 
 class _RegionScan:
@@ -221,7 +224,9 @@ class _RegionScan:
         piece = self.stack[-1]
         if place in self.addresses:
             outside = next(each for each in reversed(self.stack) if each.start <= self.addresses[place])
-            outside.obstacle = outside.obstacle or (DeclineReason.DATA_DEPENDENT, "an address")
+            outside.obstacle = outside.obstacle or _SCATTERED
+            around = self.stack[: self.stack.index(outside) + 1]
+            next((each for each in reversed(around) if each.is_loop), outside).is_scattered = True
         if name in {"br", "br_if", "br_table"}:
             depth = max(instruction[1]) if name == "br_table" else instruction[1]
             piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - depth, 0))
@@ -245,6 +250,9 @@ class _RegionScan:
             else:
                 self.declined += [(start, *piece.obstacle) for start in piece.pending]
             piece.pending = []
+        if piece.is_scattered:
+            self.declined += [(each.start, *_SCATTERED) for each in piece.regions if each.depth == 1]
+            piece.regions = [each for each in piece.regions if each.depth > 1]
         around = self.stack[-1]
         around.pending += piece.pending
         around.regions += piece.regions
