@@ -17,6 +17,7 @@ from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.rewriting import divided
 from tensorwasm.offload.scheduling.scanning import Scanner
 from tensorwasm.offload.scheduling.schedule import Step, left_to_one_thread, schedule, sequential
+from tensorwasm.offload.scheduling.splitting import split
 from tensorwasm.offload.scheduling.storage import storages
 
 MAX_OPERATIONS: Final = 3_000_000
@@ -61,6 +62,10 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
         parts = divided(simple, {each.number for each in sequential(best.steps)}, modelled.array_of)
         if parts is not simple:
             best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
+        if not best.parallel:
+            parts = split(best.nest, sequential(best.steps), dependences(best.model.statements))
+            if parts is not best.nest:
+                best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
         if not best.parallel:
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)

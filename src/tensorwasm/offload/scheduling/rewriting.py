@@ -10,6 +10,7 @@ from tensorwasm.offload.affine import shift, subtract
 from tensorwasm.offload.nest import (
     Carried,
     Cell,
+    Domain,
     Effect,
     Load,
     Loop,
@@ -89,6 +90,22 @@ def substituted(values: Iterable[Value], replacements: Mapping[Value, Value]) ->
             if operands != value.operands:
                 made[value] = Operation(value.type, value.opcode, operands)
     return made
+
+
+def copied(statement: Statement, number: int, domain: Domain) -> Statement:
+    """The statement, which has no `While`, with another number and domain, and effects of its own."""
+    copies: dict[Value, Value] = {
+        load: Load(load.opcode, load.pointer, load.offset) for load in statement.effects if isinstance(load, Load)
+    }
+    made = substituted(values_of(statement.effects), copies)
+    effects: list[Effect] = []
+    for effect in statement.effects:
+        if isinstance(effect, Load):
+            copy = copies[effect]
+            effects += [copy] if isinstance(copy, Load) else []
+        elif not isinstance(effect, While):
+            effects.append(with_value(effect, made[effect.value]))
+    return Statement(number, domain, tuple(effects))
 
 
 def statements_in(body: Iterable[Loop | Statement]) -> Iterator[Statement]:
