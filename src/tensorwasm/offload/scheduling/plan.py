@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,9 +64,10 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
         if parts is not simple:
             best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
         if not best.parallel:
-            parts = split(best.nest, sequential(best.steps), dependences(best.model.statements))
-            if parts is not best.nest:
-                best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
+            parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
+            if origins:
+                other = _divided(context, parts, memory_bytes, best, origins)
+                best = min(best, other, key=lambda candidate: candidate.rank)
         if not best.parallel:
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
@@ -74,13 +76,20 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
         return NestProgram(best.nest, code, found.arrays, cells, found.array_of, found.wraps, work=work)
 
 
-def _scheduled(nest: Nest, modelled: NestModel) -> _Candidate:
-    return _Candidate(nest, modelled, schedule(modelled.statements, dependences(modelled.statements)))
+def _scheduled(nest: Nest, modelled: NestModel, origins: Mapping[int, int] | None = None) -> _Candidate:
+    found = dependences(modelled.statements)
+    return _Candidate(nest, modelled, schedule(modelled.statements, found, origins or {}))
 
 
-def _divided(context: isl.Context, nest: Nest, memory_bytes: int, otherwise: _Candidate) -> _Candidate:
+def _divided(
+    context: isl.Context,
+    nest: Nest,
+    memory_bytes: int,
+    otherwise: _Candidate,
+    origins: Mapping[int, int] | None = None,
+) -> _Candidate:
     """The order of a nest in parts, or another one if these are too many."""
     try:
-        return _scheduled(nest, model(context, nest, memory_bytes))
+        return _scheduled(nest, model(context, nest, memory_bytes), origins)
     except Declined:
         return otherwise

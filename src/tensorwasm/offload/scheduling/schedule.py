@@ -6,8 +6,9 @@ sought, and no schedule has to be solved for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from tensorwasm.offload.declined import Declined, DeclineReason
@@ -71,13 +72,23 @@ class PlannedLoop:
 Step = PlannedLoop | PlannedKernel
 
 
-def schedule(statements: Sequence[StatementModel], dependences: Sequence[Dependence]) -> tuple[Step, ...]:
+def schedule(
+    statements: Sequence[StatementModel],
+    dependences: Sequence[Dependence],
+    origins: Mapping[int, int] = MappingProxyType({}),
+) -> tuple[Step, ...]:
     """An order that is parallel where one is found, and that of the nest elsewhere.
+
+    Args:
+        statements: what is to run.
+        dependences: among them.
+        origins: for each statement that is a part of one, by their numbers, what it is a part of. Parts are not put
+            into one kernel: its threads would differ in what they do.
 
     Raises:
         Declined: it takes too many trials to find.
     """
-    return _Trials().arranged(tuple(statements), tuple(dependences), ())
+    return _Trials(origins).arranged(tuple(statements), tuple(dependences), ())
 
 
 def left_to_one_thread(steps: Iterable[Step]) -> int:
@@ -105,7 +116,8 @@ def sequential(steps: Iterable[Step]) -> set[StatementModel]:
 class _Trials:
     """The search for an order, under a limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Mapping[int, int]) -> None:
+        self._origins = origins
         self._left = MAX_TRIALS
 
     def arranged(
@@ -123,8 +135,7 @@ class _Trials:
             self._place(kernels, kernel, dependences)
         return _joined(step for kernel in kernels for step in self._peeled(kernel, dependences))
 
-    @staticmethod
-    def _place(kernels: list[PlannedKernel], new: PlannedKernel, dependences: tuple[Dependence, ...]) -> None:
+    def _place(self, kernels: list[PlannedKernel], new: PlannedKernel, dependences: tuple[Dependence, ...]) -> None:
         """Fuse a component with a kernel that may run it, where that costs no time, or put it last.
 
         What does not depend on one another is fused only if that keeps all axes: something that does may come later.
@@ -136,10 +147,16 @@ class _Trials:
             statements = tuple(sorted((*old.statements, *new.statements), key=lambda each: each.order))
             fused = PlannedKernel(statements, new.hosts, _grid(statements, dependences, new.hosts))
             keeps_axes = len(fused.grid) >= max(len(old.grid), len(new.grid))
+            if self._are_parts(old, new):
+                continue
             if old.grid and fused.grid and (related[index] or keeps_axes) and fused.cost <= old.cost + new.cost:
                 kernels[index] = fused
                 return
         kernels.append(new)
+
+    def _are_parts(self, old: PlannedKernel, new: PlannedKernel) -> bool:
+        origins = [{self._origins.get(each.number) for each in kernel.statements} - {None} for kernel in (old, new)]
+        return not origins[0].isdisjoint(origins[1])
 
     def _peeled(self, kernel: PlannedKernel, dependences: tuple[Dependence, ...]) -> tuple[Step, ...]:
         """The kernel itself if it is parallel or nothing in it is; else a loop of the host around what is in it.

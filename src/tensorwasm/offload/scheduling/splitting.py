@@ -24,8 +24,10 @@ MAX_CUTS: Final = 2
 """Of a statement, each of which makes three parts of one."""
 
 
-def split(nest: Nest, sequential: Collection[StatementModel], dependences: Sequence[Dependence]) -> Nest:
-    """The nest with some statements in parts; the same nest if none has parts.
+def split(
+    nest: Nest, sequential: Collection[StatementModel], dependences: Sequence[Dependence]
+) -> tuple[Nest, dict[int, int]]:
+    """The nest with some statements in parts, and the number of the statement that each part is of.
 
     Args:
         nest: where the statements are from.
@@ -33,16 +35,17 @@ def split(nest: Nest, sequential: Collection[StatementModel], dependences: Seque
         dependences: all of the nest.
     """
     cuts = {model.number: _cuts(model, dependences) for model in sequential if len(model.counters) > 1}
+    origins: dict[int, int] = {}
     fresh = count(1 + max((each.number for each in statements_in(nest.body)), default=0))
 
     def change(statement: Statement) -> Sequence[Statement]:
         parts = [statement]
         for cut in cuts.get(statement.number, ()):
             parts = [part for each in parts for part in _parts(each, cut, fresh)]
+        origins.update((part.number, statement.number) for part in parts if part is not statement)
         return parts
 
-    body = rewritten(nest.body, change)
-    return nest if body == nest.body else Nest(body, nest.results)
+    return Nest(rewritten(nest.body, change), nest.results), origins
 
 
 def _parts(statement: Statement, cut: Affine, fresh: Iterator[int]) -> Iterator[Statement]:
@@ -109,7 +112,9 @@ def _affine(value: isl.Aff, outer: int) -> Affine | None:
         dividend = _affine(inner.scale_val(divisor), outer)
         if dividend is None or integer(divisor) < 2:
             return None
-        parts.append((value.get_coefficient_val(kinds.div, index), Affine(0, ((Floor(dividend, integer(divisor)), 1),))))
+        parts.append(
+            (value.get_coefficient_val(kinds.div, index), Affine(0, ((Floor(dividend, integer(divisor)), 1),)))
+        )
     for factor, term in parts:
         if not factor.is_int():
             return None
