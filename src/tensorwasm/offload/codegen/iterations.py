@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensorwasm.offload.codegen.linear import Linear, affine_form, linear, scaled, weighted
+from tensorwasm.offload.codegen.ranges import least
 from tensorwasm.offload.nest import (
     Affine,
     Cell,
@@ -28,7 +29,7 @@ from tensorwasm.offload.nest import (
     accesses_of,
     whiles_of,
 )
-from tensorwasm.offload.program import Execute, NestProgram
+from tensorwasm.offload.program import Execute, For, NestProgram
 
 Access = Load | Store
 
@@ -71,8 +72,9 @@ class Iteration:
 class Iterations:
     """Makes an `Iteration` of each `Execute` of a program."""
 
-    def __init__(self, program: NestProgram) -> None:
+    def __init__(self, program: NestProgram, loops: Sequence[For] = ()) -> None:
         self._program = program
+        self._loops = loops
         self._arrays = {array.number: array for array in program.arrays}
         self._statements = {
             statement.number: (statement, loops) for statement, loops in statements_of(program.nest.body)
@@ -87,7 +89,7 @@ class Iterations:
         iteration = Iteration(statement.effects, counters, 1, addresses)
         if lanes is None:
             return iteration
-        return _Rerolling(iteration, lanes, self._program.array_of).rolled()
+        return _Rerolling(iteration, lanes, self._program.array_of, self._loops).rolled()
 
     def _address(self, access: Access, counters: Mapping[int, Linear]) -> Linear:
         array = self._arrays[self._program.array_of[access]]
@@ -135,7 +137,10 @@ def distance(one: Linear, other: Linear) -> int | None:
 class _Rerolling:
     """Finds out whether an iteration is several copies of one, and makes it that one."""
 
-    def __init__(self, iteration: Iteration, lanes: Lanes, array_of: Mapping[Access, int]) -> None:
+    def __init__(
+        self, iteration: Iteration, lanes: Lanes, array_of: Mapping[Access, int], loops: Sequence[For]
+    ) -> None:
+        self._loops = loops
         self._iteration = iteration
         self._lanes = lanes
         self._array_of = array_of
@@ -232,7 +237,14 @@ class _Rerolling:
                 for load in loads if reader != writer else ():
                     if self._array_of[load] != self._array_of[store]:
                         continue
-                    apart = distance(addresses[store], addresses[load])
-                    if apart is None or -load.size_bytes < apart < store.size_bytes:
+                    if not self._are_apart(addresses[store], store.size_bytes, addresses[load], load.size_bytes):
                         return False
         return True
+
+    def _are_apart(self, one: Linear, one_bytes: int, other: Linear, other_bytes: int) -> bool:
+        """Return whether two places never overlap."""
+        for below, size_bytes, above in ((one, one_bytes, other), (other, other_bytes, one)):
+            found = least(weighted([(above, 1), (below, -1)]), self._loops)
+            if found is not None and found >= size_bytes:
+                return True
+        return False

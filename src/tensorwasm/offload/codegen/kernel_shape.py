@@ -53,7 +53,7 @@ class KernelShape:
         self.guards: list[Expression] = []
         if sum(1 for _ in executes(self.body)) > MAX_EXECUTES:
             raise Declined(DeclineReason.TOO_LARGE, f"a kernel has more than {MAX_EXECUTES} statements")
-        iterations = Iterations(program)
+        iterations = Iterations(program, self.loops)
         if gpu:
             self._unskew(iterations)
         listed = [*executes(self.body)]
