@@ -103,11 +103,58 @@ class _Function:
         if kind < 0.32:
             other = ["} else {", *self.statement()] if self.draw.random() < 0.4 else []
             return [f"if {self.condition()} {{", *self.statement(), *other, "}"]
+        if kind < 0.4:
+            return self.turning()
         name = self.draw.choice(self.targets)
         integer = name.upper() in _INTEGERS
         subscript = self.own() if self.tidy else self.affine()
         operator = self.draw.choice(["=", "=", "=", "+=", "-="])
         return [f"{name}[{subscript}] {operator} {self.expression(integer=integer)};"]
+
+    def turning(self) -> list[str]:
+        """Return a loop that data ends, after at most some turns, and that changes scalars only."""
+        name = f"q{self.loops}"
+        self.loops += 1
+        self.counters.append(name)
+        most = self.draw.choice(["n", "m", "6", "n - 1", *self.counters[:-1]])
+        test = f"({self.element()} {self.draw.choice('<>')} {self.real()})"
+        change = [f"t = {self.expression(integer=False)};", f"c += {self.expression(integer=True, depth=1)};"]
+        body = [*self.draw.sample(change, self.draw.randint(0, 2)), f"if {self.condition()} break;"]
+        lines = body[: self.draw.randint(0, 3)]
+        if self.draw.random() < 0.25 and len(self.counters) < 4:
+            lines += self.turning()
+        self.counters.pop()
+        way = self.draw.random()
+        if way < 0.5:
+            head, last = f"while ({name} < {most} && {test}) {{", f"{name}++; }}"
+        elif way < 0.8:
+            head, last = "do {", f"}} while (++{name} < {most} && {test});"
+        else:
+            head, last = f"for (; {name} < {most}; {name}++) {{ if {test} {{ c = {name}; break; }}", "}"
+        return [f"{{ int {name} = 0;", head, *lines, last, f"c ^= {name}; }}"]
+
+    def in_place(self) -> list[str]:
+        """Return loops that update a square or triangular matrix from one row and column of it."""
+        name, integer = self.draw.choice([("x", False), ("f", False), ("w", True), ("u", True)])
+        self.loops += 3
+        k, i, j = (f"i{self.loops - number}" for number in (3, 2, 1))
+        pivot = self.draw.choice([k, k, k, f"{k} / 2", f"n - 1 - {k}", f"{k} + 1"])
+        first, last = self.draw.choice([("0", "n"), ("0", "n"), (f"{k} + 1", "n"), ("0", k), (k, "n")])
+        inner = self.draw.choice([(first, last), ("0", "n"), ("0", f"{i} + 1"), (i, "n")])
+        read = [f"{name}[11 * {i} + {pivot}]", f"{name}[11 * {pivot} + {j}]", f"{name}[12 * {pivot}]", "3"]
+        a, b = self.draw.sample(read, 2)
+        cell = f"{name}[11 * {i} + {j}]"
+        if integer:
+            change = self.draw.choice([f"{cell} = {cell} < {a} + {b} ? {cell} : {a} + {b};", f"{cell} |= {a} & {b};"])
+        else:
+            change = self.draw.choice([f"{cell} -= {a} * {b};", f"{cell} = {cell} * 0.5 + {a};"])
+        if self.draw.random() < 0.2:
+            change = f"if ({a} > 0) {change}"
+        return [
+            f"for (int {k} = 0; {k} < n; {k}++)",
+            f"  for (int {i} = {first}; {i} < {last}; {i}++)",
+            f"    for (int {j} = {inner[0]}; {j} < {inner[1]}; {j}++) {change}",
+        ]
 
     def loop(self, depth: int) -> list[str]:
         head = self.head()
@@ -142,7 +189,9 @@ class _Function:
         return f"for (unsigned {name} = n; {name} != 0; {name}--) {{"
 
     def text(self) -> str:
-        lines = [line for _ in range(self.draw.choice([1, 1, 2])) for line in self.loop(self.draw.choice([1, 2, 2, 3]))]
+        lines = self.in_place() if self.draw.random() < 0.12 else []
+        for _ in range(self.draw.choice([1, 1, 2]) - bool(lines)):
+            lines += self.loop(self.draw.choice([1, 2, 2, 3]))
         body = "\n".join(f"  {line}" for line in lines)
         return (
             f"double EXPORT(f{self.number})({PARAMETERS}) {{\n{_POINTERS}  double t = s; int c = n;\n"

@@ -178,12 +178,10 @@ class _Values:
                 return f"local{local}"
             case Index(affine=affine):
                 return f"({_affine(affine)})"
-            case Carried(cell=cell):
-                return _cell(cell)
+            case Carried() | Scalar():
+                return _cell(value.cell) if isinstance(value, Carried) else self._scalars[value]
             case Load():
                 return self.place(value)
-            case Scalar():
-                return self._scalars[value]
         name = value.opcode.partition(".")[2] or value.opcode
         inner = [self.text(each, depth + 1) for each in value.operands] if depth < _DEEPEST else ["..."]
         return _applied(name, inner)

@@ -11,6 +11,12 @@ from tensorwasm.wasm.instructions import Instruction
 
 _MAX_STEPS: Final = 50_000
 _UNKNOWN: Final = -1
+_POPPED: Final[Mapping[str, int]] = {
+    **dict.fromkeys(LOAD_BYTES, 1),
+    **dict.fromkeys(STORE_BYTES, 2),
+    **dict.fromkeys(("memory.fill", "memory.copy"), 3),
+}
+"""Operands of what accesses memory; the first one is the address."""
 
 _Held = dict[int, int]
 """For locals that hold data on all ways: the last place such that a region from there, or from before, loads it."""
@@ -97,29 +103,29 @@ class _AddressScan:
         elif name in {"local.set", "local.tee"}:
             held[instruction[1]] = popped(1)[0]
             stack += [held[instruction[1]]] if name == "local.tee" else []
-        elif name in LOAD_BYTES:
-            self.levels[place] = popped(1)[0]
-            stack.append(place)
-        elif name in STORE_BYTES:
-            self.levels[place] = popped(2)[1]
+        elif name in _POPPED:
+            *_, address = popped(_POPPED[name])
+            self.levels[place] = address
+            stack += [place] if name in LOAD_BYTES else []
         elif name in ROWS:
             stack.append(max(popped(len(ROWS[name].operands))))
         elif name.startswith("select"):
             condition, other, one = popped(3)
             stack.append(max(condition, min(one, other)))
-        elif name in {"memory.fill", "memory.copy"}:
-            self.levels[place] = popped(3)[2]
         elif name in {"br", "br_if", "br_table"}:
             popped(name != "br")
-            for depth in instruction[1] if name == "br_table" else (instruction[1],):
-                if depth < len(self.labels):
-                    self.labels[-1 - depth].append(dict(held))
+            self._branch(instruction, held)
             return held if name == "br_if" else None
         elif name == "drop":
             popped(1)
         elif name != "nop":
             stack.append(_UNKNOWN)  # a constant or a global
         return held
+
+    def _branch(self, instruction: Instruction, held: _Held) -> None:
+        for depth in instruction[1] if instruction[0] == "br_table" else (instruction[1],):
+            if depth < len(self.labels):
+                self.labels[-1 - depth].append(dict(held))
 
 
 def _united(ways: Sequence[_Held | None]) -> _Held | None:

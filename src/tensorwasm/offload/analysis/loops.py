@@ -44,15 +44,15 @@ class NestWalk(CodeWalk):
             return self._once(block, state)
         if self.rough:
             return self._pass_over(block, state, plan)
+        last = plan.last()
         if self.turning or plan.is_left_early:
-            return TurningRecord(self, block, state, plan).run()
-        if isinstance(plan.trip, Constraint):
+            last = None
+        elif isinstance(plan.trip, Constraint):
             if plan.trip in state.scope.constraints:
                 raise Declined(DeclineReason.TOO_LARGE, "bounds of a loop")
             rest = Constraint(subtract(Affine(-1), plan.trip.value))
             sides = self.split(state, [(True, (plan.trip,)), (False, (rest,))])
             return [after for _, side in sides for after in self.block(block, side)]
-        last = plan.last()
         if last is None:
             return TurningRecord(self, block, state, plan).run()
         while True:
@@ -189,9 +189,9 @@ class LoopRecord:
                 if not isinstance(value, Integer) or not latch.scope.equal(value.affine, after, BITS[form.type]):
                     raise Declined(DeclineReason.CONTROL_FLOW, "a recurrence")
             for local, held in self.floats.items():
-                form = plan.floats[local]
-                operands = (form.step, held) if form.step_first else (held, form.step)
-                if latch.locals[local] is not walk.operation(form.kind, f"{form.kind}.add", operands):
+                count = plan.floats[local]
+                operands = (count.step, held) if count.step_first else (held, count.step)
+                if latch.locals[local] is not walk.operation(count.kind, f"{count.kind}.add", operands):
                     raise Declined(DeclineReason.CONTROL_FLOW, "a recurrence")
             for local, cell in self.cells.items():
                 value = latch.locals[local]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tensorwasm.offload.analysis.draft import Fork, LocalValue, WalkState
+from tensorwasm.offload.analysis.draft import Guard, LocalValue, WalkState
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import locals_of
@@ -26,8 +26,8 @@ class ValueMaker(Protocol):
     def value(self, value: LocalValue) -> Value:
         """Return what a local holds as a value of the nest."""
 
-    def selected(self, fork: Fork, way: bool, value: Value, other: Value) -> Value:
-        """Return one value on a way of a fork, and another one on the other."""
+    def selected(self, guard: Guard, value: Value, other: Value) -> Value:
+        """Return one value where a guard holds, and another one elsewhere."""
 
 
 def merge(maker: ValueMaker, states: list[WalkState], live: int, height: int) -> list[WalkState]:
@@ -45,8 +45,8 @@ def merge(maker: ValueMaker, states: list[WalkState], live: int, height: int) ->
                 states = [united, *[state for state in states if state.scope.split is not split]]
                 waiting = True
                 break
-        if not waiting and (parts := _in_parts(states)) is not None:
-            states, waiting = parts, True
+        if not waiting and (divided := _in_parts(states)) is not None:
+            states, waiting = divided, True
     return states
 
 
@@ -88,12 +88,11 @@ def _are_ways(one: WalkState, other: WalkState) -> bool:
 
 
 def _select(maker: ValueMaker, one: WalkState, other: WalkState, live: int) -> WalkState:
-    fork = one.guards[-1][0]
     united = one.copy()
 
     def selected(first: LocalValue, second: LocalValue) -> LocalValue:
         same = _same(first, second, [one.scope], other.scope)
-        return maker.selected(fork, True, maker.value(first), maker.value(second)) if same is None else same
+        return maker.selected(one.guards[-1], maker.value(first), maker.value(second)) if same is None else same
 
     for local in locals_of(live):
         first, second = one.locals[local], other.locals[local]

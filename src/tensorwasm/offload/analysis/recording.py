@@ -8,6 +8,7 @@ from typing import Final
 from tensorwasm.offload.affine import counter
 from tensorwasm.offload.analysis.draft import (
     Fork,
+    Guard,
     LabelFrame,
     LocalValue,
     LoopDraft,
@@ -129,8 +130,9 @@ class Recorder:
             return self.operation("i32", f"{kind}.{value.relation}", sides)
         return value
 
-    def selected(self, fork: Fork, way: bool, value: Value, other: Value) -> Value:
-        """Return one value on a way of a fork, and another one on the other."""
+    def selected(self, guard: Guard, value: Value, other: Value) -> Value:
+        """Return one value where a guard holds, and another one elsewhere."""
+        fork, way = guard
         values = (value, other) if way else (other, value)
         return self.operation(value.type, "select", (*values, fork.condition))
 
@@ -159,9 +161,9 @@ class Recorder:
     def guarded(self, state: WalkState) -> Value | None:
         """Return a value that is 0 where a state's guards do not hold; None if there are none."""
         holds: Value | None = None
-        for fork, way in reversed(state.guards):
+        for guard in reversed(state.guards):
             rest = self.constant("i32", 1) if holds is None else holds
-            holds = self.selected(fork, way, rest, self.constant("i32", 0))
+            holds = self.selected(guard, rest, self.constant("i32", 0))
         return holds
 
     def unknown(self, kind: ValueType) -> LocalValue:

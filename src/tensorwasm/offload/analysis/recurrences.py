@@ -255,13 +255,15 @@ class _Rounds:
         """Find locals that count in floats."""
         last = self.plan.last()
         most = None if last is None else self.state.scope.upper(last)
-        for local, phi in self.phis.items() if most is not None else ():
+        if most is None:
+            return
+        for local, phi in self.phis.items():
             start, value = self.state.locals[local], latch.locals[local]
             if not isinstance(start, Constant) or not isinstance(value, Operation) or phi not in value.operands:
                 continue
             if value.opcode not in {"f32.add", "f64.add"}:
                 continue
-            step = next((each for each in value.operands if each is not phi), None)
+            step = value.operands[value.operands[0] is phi]
             first, by = _whole(start), _whole(step)
             if first is None or by is None or abs(first) + abs(by) * (most + 1) > _EXACT[value.type]:
                 continue

@@ -19,8 +19,9 @@ class TurningRecord:
 
     def __init__(self, walk: CodeWalk, block: CodeBlock, state: WalkState, plan: LoopPlan) -> None:
         self.walk, self.block, self.state, self.plan = walk, block, state, plan
-        self.place, self.turns = plan.bound or (None, None)
-        self.frame = LabelFrame(block, len(state.stack), 0, is_loop=True, bound=self.place)
+        self.turns = None if plan.bound is None else plan.bound[1]
+        place = None if plan.bound is None else plan.bound[0]
+        self.frame = LabelFrame(block, len(state.stack), 0, is_loop=True, bound=place)
         self.scalars: dict[int, Scalar] = {}
         self.initial: list[Value] = []
 

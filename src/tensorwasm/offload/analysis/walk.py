@@ -319,8 +319,8 @@ class CodeWalk(Recorder):
         if state.guards:
             old = Load(load_of(store.opcode), store.pointer, store.offset)
             self.record(state, old)
-            for fork, way in reversed(state.guards):
-                value = self.selected(fork, way, value, old)
+            for guard in reversed(state.guards):
+                value = self.selected(guard, value, old)
         self.record(state, Store(store.opcode, store.pointer, store.offset, value))
 
     def _pointer(self, value: LocalValue) -> Affine:

@@ -335,12 +335,11 @@ class _Described:
                 return type(value), value.bits if isinstance(value, Constant) else value.local
             case Index():
                 return value.affine
-            case Carried():
-                return "cell", value.cell.number
+            case Carried() | Scalar():
+                is_cell = isinstance(value, Carried)
+                return ("cell", value.cell.number) if is_cell else ("scalar", self._scalars[value])
             case Load():
                 return self._place(value)
-            case Scalar():
-                return "scalar", self._scalars[value]
         return value.opcode, [self._numbers[operand] for operand in value.operands]
 
     def _place(self, access: Access) -> tuple[object, ...]:

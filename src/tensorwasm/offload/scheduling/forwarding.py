@@ -97,9 +97,8 @@ def _rotation(
         return None
     users = [each for each in statements_in(whole) if any(used is cell for used, _ in cell_accesses(each))]
     after = [each for each in body[index + 1 :] if isinstance(each, Statement) and each in users]
-    if any(cell in cells_in(values_of(whiles_of(each.effects))) for each in users):
-        return None
     others = set(users) != {setter, turning, *after} or any(_sets(each, cell) for each in after)
+    others |= any(cell in cells_in(values_of(whiles_of(each.effects))) for each in users)
     if others or (after and (loop.trip.terms or loop.trip.constant < 0 or turning.domain != ALWAYS)):
         return None
     written = {arrays.get(each) for each in _stores(body[before : body.index(after[-1]) if after else index + 1])}
