@@ -12,7 +12,7 @@ from strategies.wasm import modules
 from tensorwasm.offload.analysis.build import build_nest, read_region
 from tensorwasm.offload.analysis.regions import LoopRegion, find_regions
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Affine, Load, Loop, SetCell, Store
+from tensorwasm.offload.nest import Affine, Load, Loop, SetCell, Store, While
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
 from tensorwasm.wasm.types import FuncType, MemoryType
@@ -149,6 +149,55 @@ def test_clearing_of_rows_is_part_of_a_nest():
         getattr(effect, "opcode", "cell") for statement, _ in statements(nest.body) for effect in statement.effects
     }
     assert opcodes == {"i64.store", "f64.load", "f64.store"}
+
+
+def whiles(nest):
+    return [
+        effect for statement, _ in statements(nest.body) for effect in statement.effects if isinstance(effect, While)
+    ]
+
+
+@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3", "-Os"])
+def test_a_search_is_a_loop_of_data_with_no_more_turns_than_its_counter_allows(level):
+    text = "for (int i = 0; i < n; i++) { int k = 0; while (k < n && B[k][0] < A[i][0]) k++; A[i][1] = k; }"
+    found = whiles(nest_of_c(text, level, n=20))
+    assert found
+    assert all(loop.turns in {Affine(20), Affine(21)} for loop in found)
+
+
+def test_a_loop_without_a_counter_has_no_limit():
+    text = "for (int i = 0; i < n; i++) { double x = B[i][0] + 1; while (x < 9) x *= 1.5; A[i][0] = x; }"
+    assert {loop.turns for loop in whiles(nest_of_c(text, "-Os", n=20))} == {None}
+
+
+def test_what_data_decides_not_to_store_is_written_back():
+    nest = nest_of_c("for (int i = 0; i < n; i++) if (B[i][0] > 0) A[i][0] = 7;", "-Os", n=20)
+    effects = [effect for statement, _ in statements(nest.body) for effect in statement.effects]
+    (store,) = [effect for effect in effects if isinstance(effect, Store)]
+    assert store.value.opcode == "select"
+    old = [operand for operand in store.value.operands if isinstance(operand, Load)]
+    assert [(load.pointer, load.offset) for load in old] == [(store.pointer, store.offset)]
+
+
+def test_a_store_in_a_loop_that_data_ends_declines():
+    with pytest.raises(Declined) as declined:
+        nest_of_c("for (int i = 0; i < n; i++) { int k = 0; while (B[i][k] > 0) A[i][k++] = 1; }", "-O2", n=20)
+    assert declined.value.reason is DeclineReason.DATA_DEPENDENT
+
+
+def test_a_float_that_counts_is_an_index():
+    text = "double x = 5; for (int i = 0; i < n; i++) { A[0][i] = x; x += 3; }"
+    (statement, _) = next(statements(nest_of_c(text, "-O2", n=20).body))
+    values = [effect.value for effect in statement.effects if isinstance(effect, Store)]
+    assert all(value.opcode == "f64.convert_i64_s" for value in values)
+
+
+@pytest.mark.parametrize(("start", "by"), [("-0.0", "1"), ("0.5", "1"), ("0", "0.5"), ("9007199254740990", "1"), ("0", "1e15")])
+def test_a_float_that_may_be_rounded_is_handed_on(start, by):
+    text = f"double x = {start}; for (int i = 0; i < n; i++) {{ A[0][i] = x; x += {by}; }}"
+    nest = nest_of_c(text, "-Os", n=60)
+    effects = [effect for statement, _ in statements(nest.body) for effect in statement.effects]
+    assert any(isinstance(effect, SetCell) for effect in effects)
 
 
 def test_paths_that_cannot_be_united_are_few():

@@ -104,6 +104,45 @@ def test_a_loop_with_such_code_declines_and_leaves_its_inner_loop(instructions, 
     assert [(loop.start, loop.end) for loop in loops if isinstance(loop, LoopRegion)] == [(1, 10)]
 
 
+def test_a_loop_is_left_by_a_table_of_labels():
+    code = (("block", None), ("loop", None), *STORE, ("local.get", 2), ("br_table", (0, 1)), ("end",), ("end",))
+    assert [(region.start, region.end) for region in found(code)] == [(0, 8)]
+
+
+LOADED = (("local.get", 2), ("i32.load", (2, 0, 0)))
+SCATTER = (*LOADED, ("local.tee", 3), ("local.get", 1), ("f64.store", (3, 0, 0)))
+
+
+def loops(code):
+    declined = [(each.start, each.reason) for each in found(code) if isinstance(each, DeclinedLoop)]
+    return declined, [(each.start, each.end) for each in found(code) if isinstance(each, LoopRegion)]
+
+
+def test_a_loop_whose_address_is_data_declines_and_leaves_those_beside_it():
+    scattered = (("loop", None), *SCATTER, *STEP, ("br_if", 0), ("end",))
+    code = (("loop", None), *LOOP, *scattered, ("local.get", 2), ("br_if", 0), ("end",))
+    reason = DeclineReason.DATA_DEPENDENT
+    assert loops(code) == ([(11, reason), (0, reason)], [(1, 10)])
+
+
+def test_an_address_that_is_data_on_one_way_only_is_seen_when_it_is_known():
+    other = (("block", None), ("local.get", 0), ("br_if", 0), *LOADED, ("local.set", 3), ("end",))
+    store = (("local.get", 3), ("local.get", 1), ("f64.store", (3, 0, 0)))
+    code = (("loop", None), *other, *store, *LOOP, ("local.get", 2), ("br_if", 0), ("end",))
+    assert loops(code) == ([], [(0, len(code) - 1)])
+
+
+def test_what_is_loaded_before_a_loop_is_no_data_in_it():
+    inner = (("loop", None), ("local.get", 3), ("local.get", 1), ("f64.store", (3, 0, 0)), *LOOP, *STEP, ("br_if", 0))
+    code = (("loop", None), *LOADED, ("local.set", 3), *inner, ("end",), ("local.get", 2), ("br_if", 0), ("end",))
+    assert loops(code)[1] == [(4, len(code) - 4)]
+
+
+def test_single_loops_in_one_that_scatters_are_left_alone():
+    code = (("loop", None), *SCATTER, *LOOP, ("local.get", 2), ("br_if", 0), ("end",))
+    assert loops(code)[1] == []
+
+
 @pytest.mark.parametrize(
     "memories", [(), (MemoryType(1, 1, shared=True),), (MemoryType(1, 1, is_64=True),), (MemoryType(1, 1),) * 2]
 )

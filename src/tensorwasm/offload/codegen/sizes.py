@@ -336,8 +336,7 @@ class _Described:
             case Index():
                 return value.affine
             case Carried() | Scalar():
-                is_cell = isinstance(value, Carried)
-                return ("cell", value.cell.number) if is_cell else ("scalar", self._scalars[value])
+                return type(value).__name__, value.cell.number if isinstance(value, Carried) else self._scalars[value]
             case Load():
                 return self._place(value)
         return value.opcode, [self._numbers[operand] for operand in value.operands]
