@@ -157,9 +157,21 @@ def _difference(parts: list[_Interval]) -> _Interval:
     return _sum([parts[0], *(_negated([part]) for part in parts[1:])])
 
 
-def _condition(parts: list[_Interval]) -> _Interval:
-    del parts
-    return 0, 1
+def _equal(parts: list[_Interval]) -> _Interval:
+    (low, high), (least, most) = parts
+    return int(low == high == least == most), int(low <= most and least <= high)
+
+
+def _less(parts: list[_Interval], margin: int = 0) -> _Interval:
+    (low, high), (least, most) = parts
+    return int(high + margin <= least), int(low + margin <= most)
+
+
+def _select(parts: list[_Interval]) -> _Interval:
+    (low, high), then, otherwise = parts
+    if low == high:
+        return then if low else otherwise
+    return min(then[0], otherwise[0]), max(then[1], otherwise[1])
 
 
 _INTERVALS: Final[Mapping[str, Callable[[list[_Interval]], _Interval]]] = {
@@ -171,6 +183,10 @@ _INTERVALS: Final[Mapping[str, Callable[[list[_Interval]], _Interval]]] = {
     "max": lambda parts: (max(low for low, _ in parts), max(high for _, high in parts)),
     "floor_div": lambda parts: (parts[0][0] // parts[1][0], parts[0][1] // parts[1][0]),
     "mod": _remainder,
-    "select": lambda parts: (min(low for low, _ in parts[1:]), max(high for _, high in parts[1:])),
-    **dict.fromkeys(("eq", "le", "lt", "and", "or"), _condition),
+    "eq": _equal,
+    "le": _less,
+    "lt": lambda parts: _less(parts, 1),
+    "and": lambda parts: (min(low for low, _ in parts), min(high for _, high in parts)),
+    "or": lambda parts: (max(low for low, _ in parts), max(high for _, high in parts)),
+    "select": _select,
 }

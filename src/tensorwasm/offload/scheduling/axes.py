@@ -1,9 +1,14 @@
-"""Axes: one loop counter of each of several statements, plus a constant, such that dependences stay within a value."""
+"""Axes: a multiple of one counter of each of several statements, plus a constant.
+
+Those of a grid are such that dependences stay within a value, those of the host's loops such that none goes back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Final, NamedTuple
 
 import islpy as isl
 
@@ -11,26 +16,37 @@ from tensorwasm.offload.scheduling.dependences import Dependence, dependence
 from tensorwasm.offload.scheduling.model import StatementModel
 from tensorwasm.offload.scheduling.polyhedra import Row, constrain
 
+UNROLLED: Final = (2, 4, 8, 3, 5)
+"""By how many iterations of a loop another one's counter may move."""
+
+
+class AxisPlace(NamedTuple):
+    """The value is ``scale`` times the dimension, plus ``shift``."""
+
+    dimension: int
+    shift: int = 0
+    scale: int = 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Axis:
-    """For each statement a dimension and a shift: the axis' value is the sum of the counter and the shift."""
+    """For each statement its place on the axis."""
 
-    places: Mapping[StatementModel, tuple[int, int]]
+    places: Mapping[StatementModel, AxisPlace]
 
     def dimension(self, statement: StatementModel) -> int:
         """The statement's dimension."""
-        return self.places[statement][0]
+        return self.places[statement].dimension
 
     @property
     def lower(self) -> int:
         """The least value."""
-        return min(each.lower[dimension] + shift for each, (dimension, shift) in self.places.items())
+        return min(at.scale * each.lower[at.dimension] + at.shift for each, at in self.places.items())
 
     @property
     def upper(self) -> int:
         """The greatest value."""
-        return max(each.upper[dimension] + shift for each, (dimension, shift) in self.places.items())
+        return max(at.scale * each.upper[at.dimension] + at.shift for each, at in self.places.items())
 
     @property
     def extent(self) -> int:
@@ -50,14 +66,11 @@ class Axis:
 
     def _distance(self, given: Dependence) -> Row:
         """How much greater the target's value is, over the dimensions of both."""
-        (source_dimension, source_shift), (target_dimension, target_shift) = (
-            self.places[given.source],
-            self.places[given.target],
-        )
+        source, target = self.places[given.source], self.places[given.target]
         row = [0] * (len(given.source.lower) + len(given.target.lower))
-        row[source_dimension] = -1
-        row[len(given.source.lower) + target_dimension] = 1
-        return (*row, target_shift - source_shift)
+        row[source.dimension] = -source.scale
+        row[len(given.source.lower) + target.dimension] = target.scale
+        return (*row, target.shift - source.shift)
 
     @staticmethod
     def _restricted(given: Dependence, non_negative: Sequence[Row], zero: Sequence[Row]) -> isl.Map:
@@ -97,14 +110,15 @@ def monotone_axes(
     """Axes along which all dependences ascend, the nest's own outermost loop first."""
     first = statements[0]
     shared = [
-        Axis(dict.fromkeys(statements, (dimension, 0)))
+        Axis(dict.fromkeys(statements, AxisPlace(dimension)))
         for dimension in _free(first, fixed)
         if all(each.counters[: dimension + 1] == first.counters[: dimension + 1] for each in statements)
     ]
     seed = min(statements, key=lambda each: len(each.counters))
     grown = (_grown(seed, dimension, statements, dependences, fixed) for dimension in _free(seed, fixed))
+    inner = (_grown_inside(seed, dimension, statements, dependences, fixed) for dimension in _free(seed, fixed))
     found: list[Axis] = []
-    for axis in (*shared, *grown):
+    for axis in (each for some in (shared, grown, inner) for each in some):
         is_new = axis is not None and all(axis.places != other.places for other in found)
         if axis is not None and is_new and all(axis.ascends(each) for each in dependences):
             found.append(axis)
@@ -127,11 +141,10 @@ def _grown(
 
     A statement that none such reaches takes the counter of a loop that it shares with one before.
     """
-    places = {seed: (dimension, 0)}
+    places = {seed: AxisPlace(dimension)}
     while len(places) < len(statements):
-        found = next((each for each in _neighbours(places, dependences, fixed)), None)
-        if found is None:
-            found = next((each for each in _sharing(places, statements, fixed)), None)
+        found = next(_neighbours(places, dependences, fixed, [1]), None)
+        found = found or next(_sharing(places, statements, fixed), None)
         if found is None:
             return None
         statement, place = found
@@ -139,42 +152,66 @@ def _grown(
     return Axis(places)
 
 
-_Places = dict[StatementModel, tuple[int, int]]
+def _grown_inside(
+    seed: StatementModel,
+    dimension: int,
+    statements: Sequence[StatementModel],
+    dependences: Sequence[Dependence],
+    fixed: Sequence[Axis],
+) -> Axis | None:
+    """The axis of a statement's dimension, carried to multiples of others' innermost counters where none goes back.
+
+    That is the time at which a place gets another one's part of its value, where loops add up all parts of one.
+    """
+    places = {seed: AxisPlace(dimension)}
+    while len(places) < len(statements):
+        found = [*_neighbours(places, dependences, fixed, (1, *UNROLLED)), *_sharing(places, statements, fixed)]
+        found.sort(key=lambda each: (len(each[0].counters) - each[1].dimension, each[1].scale))
+        for statement, place in dict.fromkeys(found):
+            axis = Axis({**places, statement: place})
+            known = [each for each in within(dependences, axis.places) if statement in (each.source, each.target)]
+            if all(axis.ascends(each) for each in known):
+                places[statement] = place
+                break
+        else:
+            return None
+    return Axis(places)
+
+
+_Places = dict[StatementModel, AxisPlace]
 
 
 def _neighbours(
-    places: _Places, dependences: Sequence[Dependence], fixed: Sequence[Axis]
-) -> Iterator[tuple[StatementModel, tuple[int, int]]]:
+    places: _Places, dependences: Sequence[Dependence], fixed: Sequence[Axis], factors: Sequence[int]
+) -> Iterator[tuple[StatementModel, AxisPlace]]:
     for each in dependences:
         if each.source in places and each.target not in places:
-            dimension, shift = places[each.source]
-            for other in _free(each.target, fixed):
-                distance = each.difference(dimension, other)
+            dimension, shift, scale = places[each.source]
+            for other, factor in product(_free(each.target, fixed), factors):
+                distance = each.difference(dimension, other, scale, scale * factor)
                 if distance is not None:
-                    yield each.target, (other, shift - distance)
+                    yield each.target, AxisPlace(other, shift - distance, scale * factor)
         elif each.target in places and each.source not in places:
-            dimension, shift = places[each.target]
-            for other in _free(each.source, fixed):
-                distance = each.difference(other, dimension)
+            dimension, shift, scale = places[each.target]
+            for other, factor in product(_free(each.source, fixed), factors):
+                distance = each.difference(other, dimension, scale * factor, scale)
                 if distance is not None:
-                    yield each.source, (other, shift + distance)
+                    yield each.source, AxisPlace(other, shift + distance, scale * factor)
 
 
 def _sharing(
     places: _Places, statements: Sequence[StatementModel], fixed: Sequence[Axis]
-) -> Iterator[tuple[StatementModel, tuple[int, int]]]:
+) -> Iterator[tuple[StatementModel, AxisPlace]]:
     for statement in statements:
         if statement not in places:
-            for other, (dimension, shift) in places.items():
+            for other, place in places.items():
                 for own in _free(statement, fixed):
-                    if statement.counters[own] == other.counters[dimension]:
-                        yield statement, (own, shift)
+                    if statement.counters[own] == other.counters[place.dimension]:
+                        yield statement, place._replace(dimension=own)
 
 
 def _crosses(axis: Axis, given: Dependence) -> bool:
     """A dependence goes from one value to another."""
-    (source_dimension, source_shift), (target_dimension, target_shift) = (
-        axis.places[given.source],
-        axis.places[given.target],
-    )
-    return given.difference(source_dimension, target_dimension) != source_shift - target_shift
+    source, target = axis.places[given.source], axis.places[given.target]
+    distance = given.difference(source.dimension, target.dimension, source.scale, target.scale)
+    return distance != source.shift - target.shift

@@ -29,10 +29,12 @@ class Dependence:
     pairs: isl.Map
     equalities: tuple[tuple[int, Row], ...]
 
-    def difference(self, source_dimension: int, target_dimension: int) -> int | None:
-        """How much more a dimension of the target is than one of the source; None if not always the same."""
+    def difference(
+        self, source_dimension: int, target_dimension: int, source_scale: int = 1, target_scale: int = 1
+    ) -> int | None:
+        """How much more a multiple of the target's dimension is than one of the source's; None if it differs."""
         row = [0] * (len(self.source.lower) + len(self.target.lower) + 1)
-        row[source_dimension], row[len(self.source.lower) + target_dimension] = -1, 1
+        row[source_dimension], row[len(self.source.lower) + target_dimension] = -source_scale, target_scale
         factor = 1
         for column, equation in self.equalities:
             if row[column]:

@@ -15,6 +15,7 @@ from tensorwasm.offload.scheduling.dependences import dependences
 from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.polyhedra import limited_context
+from tensorwasm.offload.scheduling.residing import reloading, resident
 from tensorwasm.offload.scheduling.rewriting import divided
 from tensorwasm.offload.scheduling.scanning import Scanner
 from tensorwasm.offload.scheduling.schedule import Step, left_to_one_thread, schedule, sequential
@@ -23,6 +24,9 @@ from tensorwasm.offload.scheduling.storage import storages
 
 MAX_OPERATIONS: Final = 3_000_000
 """Of isl in one analysis, which are about half a second."""
+
+LONGER_IN_PLACE: Final = 1.25
+"""How much longer an order may take that has no cells in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
         parts = divided(simple, {each.number for each in sequential(best.steps)}, modelled.array_of)
         if parts is not simple:
             best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
+        best = _in_memory(context, simple, modelled, memory_bytes, best)
         if not best.parallel:
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
             if origins:
@@ -79,6 +84,33 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
 def _scheduled(nest: Nest, modelled: NestModel, origins: Mapping[int, int] | None = None) -> _Candidate:
     found = dependences(modelled.statements)
     return _Candidate(nest, modelled, schedule(modelled.statements, found, origins or {}))
+
+
+def _in_memory(
+    context: isl.Context, nest: Nest, modelled: NestModel, memory_bytes: int, otherwise: _Candidate
+) -> _Candidate:
+    """The order of a nest with places in memory for cells, if another one has a sequential part or cells in memory."""
+    if not sequential(otherwise.steps) and not _has_scratch(otherwise):
+        return otherwise
+    changed = resident(nest, modelled)
+    if changed is nest:
+        return otherwise
+    best = _divided(context, changed, memory_bytes, otherwise)
+    if sequential(best.steps):
+        numbers = {each.number for each in modelled.statements}
+        parts = divided(reloading(changed), numbers, model(context, changed, memory_bytes).array_of)
+        best = min(best, _divided(context, parts, memory_bytes, best), key=lambda each: each.rank)
+    is_as_good = best.parallel >= otherwise.parallel and best.rank[1] <= otherwise.rank[1] * LONGER_IN_PLACE
+    return best if is_as_good else otherwise
+
+
+def _has_scratch(candidate: _Candidate) -> bool:
+    """A cell is an array in memory."""
+    try:
+        cells = storages(candidate.nest, candidate.model, candidate.steps)
+    except Declined:
+        return True
+    return any(not each.private and each.count > 1 for each in cells)
 
 
 def _divided(

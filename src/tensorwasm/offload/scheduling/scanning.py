@@ -9,7 +9,7 @@ import islpy as isl
 
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.program import Block, For, HostLoop, If, Kernel
-from tensorwasm.offload.scheduling.axes import Axis
+from tensorwasm.offload.scheduling.axes import Axis, AxisPlace
 from tensorwasm.offload.scheduling.expressions import Bounded, NodeBudget, TreeReader, compute, kind_of, number
 from tensorwasm.offload.scheduling.intervals import Interval
 from tensorwasm.offload.scheduling.model import StatementModel
@@ -148,9 +148,9 @@ def _fixing(statement: StatementModel, axes: Sequence[Axis], columns: int, first
     """Rows that are 0 where each axis has the value in a column, which are neighbours."""
     rows = []
     for index, axis in enumerate(axes):
-        dimension, shift = axis.places[statement]
+        dimension, shift, scale = axis.places[statement]
         row = [0] * columns
-        row[dimension], row[first + index] = 1, -1
+        row[dimension], row[first + index] = scale, -1
         rows.append((*row, shift))
     return rows
 
@@ -257,15 +257,10 @@ def execution_order(
 
 def _is_fixed(statements: Sequence[StatementModel], level: int, fixed: Sequence[Axis]) -> bool:
     """Each loop at a level has one value."""
-    values: dict[int, tuple[int, int]] = {}
+    values: dict[int, tuple[int, AxisPlace]] = {}
     for statement in statements:
         value = next(
-            (
-                (index, shift)
-                for index, axis in enumerate(fixed)
-                for dimension, shift in [axis.places[statement]]
-                if dimension == level
-            ),
+            ((index, axis.places[statement]) for index, axis in enumerate(fixed) if axis.dimension(statement) == level),
             None,
         )
         if value is None or values.setdefault(statement.counters[level], value) != value:

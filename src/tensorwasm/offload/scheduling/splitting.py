@@ -14,7 +14,7 @@ import islpy as isl
 
 from tensorwasm.offload.affine import add, counter, scale, shift, subtract
 from tensorwasm.offload.nest import Affine, Constraint, Floor, Nest, Statement, While
-from tensorwasm.offload.scheduling.axes import Axis
+from tensorwasm.offload.scheduling.axes import Axis, AxisPlace
 from tensorwasm.offload.scheduling.dependences import Dependence
 from tensorwasm.offload.scheduling.model import StatementModel
 from tensorwasm.offload.scheduling.polyhedra import integer
@@ -65,7 +65,7 @@ def _cuts(model: StatementModel, dependences: Sequence[Dependence]) -> list[Affi
     for each in dependences:
         if model not in (each.source, each.target) or each.source.counters[:1] != each.target.counters[:1]:
             continue
-        inside = Axis({each.source: (0, 0), each.target: (0, 0)}).uncarried(each)
+        inside = Axis(dict.fromkeys((each.source, each.target), AxisPlace(0))).uncarried(each)
         for pairs in inside.pairs.get_basic_maps() if inside is not None else ():
             sides = []
             if each.source is model:

@@ -71,7 +71,7 @@ def _repeated(cell: Cell, hosts: Iterable[Axis], users: Sequence[StatementModel]
         counter
         for counter in cell.counters
         for axis in hosts
-        if len({axis.places[user][1] for user in users}) == 1
+        if len({axis.places[user][1:] for user in users}) == 1
         and all(user.counters[axis.dimension(user)] == counter for user in users)
     }
 
