@@ -12,6 +12,10 @@
 // run: middle(14)
 // run: mirrored(9)
 // run: lower_and_upper(9)
+// run: lower_and_upper(24)
+// run: carried_apart(9)
+// run: stored_between(9)
+// run: stored_by_another(9)
 // run: float_counts(13)
 // run: float_counts(0)
 #include "loops.h"
@@ -97,6 +101,44 @@ void EXPORT(lower_and_upper)(int n) {
     for (int j = i; j < n; j++)
       for (int k = 0; k < i; k++) A[i][j] -= A[i][k] * A[k][j];
   }
+}
+
+void EXPORT(carried_apart)(int n) {
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < i; j++) {
+      double x = A[i][j];
+      for (int k = 0; k < j; k++) {
+        x -= A[i][k] * A[k][j];
+        A[i][j] = x * 0.5;
+      }
+      A[j][i] = x;
+    }
+}
+
+void EXPORT(stored_between)(int n) {
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < i; j++) {
+      double x = A[i][j];
+      for (int k = 0; k < j; k++) {
+        x -= A[i][k] * A[k][j];
+        A[i][j] = x;
+        if (k & 1) A[i][j] = k;
+      }
+      A[j][i] = x;
+    }
+}
+
+void EXPORT(stored_by_another)(int n) {
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < i; j++) {
+      double x = A[i][j];
+      for (int k = 0; k < j; k++) {
+        A[i][n - 1 - k] *= 0.5;
+        x -= A[i][k] * A[k][j];
+        A[i][j] = x;
+      }
+      A[j][i] = x;
+    }
 }
 
 void EXPORT(float_counts)(int n) {

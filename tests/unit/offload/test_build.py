@@ -192,7 +192,9 @@ def test_a_float_that_counts_is_an_index():
     assert all(value.opcode == "f64.convert_i64_s" for value in values)
 
 
-@pytest.mark.parametrize(("start", "by"), [("-0.0", "1"), ("0.5", "1"), ("0", "0.5"), ("9007199254740990", "1"), ("0", "1e15")])
+@pytest.mark.parametrize(
+    ("start", "by"), [("-0.0", "1"), ("0.5", "1"), ("0", "0.5"), ("9007199254740990", "1"), ("0", "1e15")]
+)
 def test_a_float_that_may_be_rounded_is_handed_on(start, by):
     text = f"double x = {start}; for (int i = 0; i < n; i++) {{ A[0][i] = x; x += {by}; }}"
     nest = nest_of_c(text, "-Os", n=60)

@@ -1,4 +1,4 @@
-"""Limits of linear forms from the bounds of loops hold for all values of the variables, and are found where expected."""
+"""Limits of linear forms from the bounds of loops hold for all values of variables, and are found where expected."""
 
 from __future__ import annotations
 

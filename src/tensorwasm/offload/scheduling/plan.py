@@ -31,8 +31,9 @@ LONGER_IN_PLACE: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A nest with an order."""
+    """A nest with an order, found in a context of its own."""
 
+    context: isl.Context
     nest: Nest
     model: NestModel
     steps: tuple[Step, ...]
@@ -48,6 +49,35 @@ class _Candidate:
         """Less is better: parallel first, then by cost."""
         return not self.parallel, sum(step.cost for step in self.steps)
 
+    @property
+    def has_scratch(self) -> bool:
+        """A cell is an array in memory."""
+        try:
+            cells = storages(self.nest, self.model, self.steps)
+        except Declined:
+            return True
+        return any(not each.private and each.count > 1 for each in cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Under which limits orders are sought, each on its own."""
+
+    memory_bytes: int
+    max_operations: int
+
+    def of(self, nest: Nest, otherwise: _Candidate, origins: Mapping[int, int] | None = None) -> _Candidate:
+        """The order of a nest, or another one if it is too large."""
+        try:
+            with limited_context(self.max_operations) as context:
+                return _scheduled(context, nest, model(context, nest, self.memory_bytes), origins)
+        except Declined:
+            return otherwise
+
+    def better(self, nest: Nest, than: _Candidate, origins: Mapping[int, int] | None = None) -> _Candidate:
+        """The better of the order of a nest and another one."""
+        return min(than, self.of(nest, than, origins), key=lambda candidate: candidate.rank)
+
 
 def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) -> NestProgram:
     """A parallel order of a nest on a memory of a size.
@@ -58,70 +88,46 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
     Raises:
         Declined: there is none, or the nest would trap, or the analysis takes too long.
     """
+    trial = _Trial(memory_bytes, max_operations)
     with limited_context(max_operations) as context:
         modelled = model(context, nest, memory_bytes)
         simple = simplified(nest, modelled.array_of)
         if simple is not nest:
             modelled = model(context, simple, memory_bytes)
-        best = _scheduled(simple, modelled)
+        first = best = _scheduled(context, simple, modelled)
         parts = divided(simple, {each.number for each in sequential(best.steps)}, modelled.array_of)
         if parts is not simple:
-            best = min(best, _divided(context, parts, memory_bytes, best), key=lambda candidate: candidate.rank)
-        best = _in_memory(context, simple, modelled, memory_bytes, best)
+            best = trial.better(parts, best)
+        if sequential(best.steps) or best.has_scratch:
+            best = _in_memory(trial, first, best)
         if not best.parallel:
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
-            if origins:
-                other = _divided(context, parts, memory_bytes, best, origins)
-                best = min(best, other, key=lambda candidate: candidate.rank)
+            best = trial.better(parts, best, origins) if origins else best
         if not best.parallel:
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
-        code = Scanner(context).scan(best.steps)
+        code = Scanner(best.context).scan(best.steps)
+        isl.Space.params_alloc(best.context, 0)  # fails if that took too long, whatever it returned
         found, work = best.model, sum(each.iterations() * (len(each.footprints) + 1) for each in best.model.statements)
         return NestProgram(best.nest, code, found.arrays, cells, found.array_of, found.wraps, work=work)
 
 
-def _scheduled(nest: Nest, modelled: NestModel, origins: Mapping[int, int] | None = None) -> _Candidate:
-    found = dependences(modelled.statements)
-    return _Candidate(nest, modelled, schedule(modelled.statements, found, origins or {}))
-
-
-def _in_memory(
-    context: isl.Context, nest: Nest, modelled: NestModel, memory_bytes: int, otherwise: _Candidate
+def _scheduled(
+    context: isl.Context, nest: Nest, modelled: NestModel, origins: Mapping[int, int] | None = None
 ) -> _Candidate:
-    """The order of a nest with places in memory for cells, if another one has a sequential part or cells in memory."""
-    if not sequential(otherwise.steps) and not _has_scratch(otherwise):
+    found = dependences(modelled.statements)
+    return _Candidate(context, nest, modelled, schedule(modelled.statements, found, origins or {}))
+
+
+def _in_memory(trial: _Trial, first: _Candidate, otherwise: _Candidate) -> _Candidate:
+    """The order of a nest with places in memory for cells, if it is about as good as another one."""
+    changed = resident(first.nest, first.model)
+    if changed is first.nest:
         return otherwise
-    changed = resident(nest, modelled)
-    if changed is nest:
-        return otherwise
-    best = _divided(context, changed, memory_bytes, otherwise)
-    if sequential(best.steps):
-        numbers = {each.number for each in modelled.statements}
-        parts = divided(reloading(changed), numbers, model(context, changed, memory_bytes).array_of)
-        best = min(best, _divided(context, parts, memory_bytes, best), key=lambda each: each.rank)
+    best = trial.of(changed, otherwise)
+    if best is not otherwise and sequential(best.steps):
+        whole = trial.of(reloading(changed), best)
+        parts = divided(whole.nest, {each.number for each in whole.model.statements}, whole.model.array_of)
+        best = trial.better(parts, best)
     is_as_good = best.parallel >= otherwise.parallel and best.rank[1] <= otherwise.rank[1] * LONGER_IN_PLACE
     return best if is_as_good else otherwise
-
-
-def _has_scratch(candidate: _Candidate) -> bool:
-    """A cell is an array in memory."""
-    try:
-        cells = storages(candidate.nest, candidate.model, candidate.steps)
-    except Declined:
-        return True
-    return any(not each.private and each.count > 1 for each in cells)
-
-
-def _divided(
-    context: isl.Context,
-    nest: Nest,
-    memory_bytes: int,
-    otherwise: _Candidate,
-    origins: Mapping[int, int] | None = None,
-) -> _Candidate:
-    """The order of a nest in parts, or another one if these are too many."""
-    try:
-        return _scheduled(nest, model(context, nest, memory_bytes), origins)
-    except Declined:
-        return otherwise
