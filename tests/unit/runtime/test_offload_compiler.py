@@ -9,6 +9,7 @@ import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -126,6 +127,33 @@ def test_what_a_plan_does_to_its_process_costs_that_plan(open_compiler, lone, mo
     assert isinstance(ask(made, job(lone)), MadePlan)
     assert ask(made, job(lone, tenant)).reason is reason
     assert isinstance(ask(made, job(lone, "other")), MadePlan)
+
+
+def hard_nest(depth, statements):
+    """Return loops over statements with dependences in all directions, which isl works on for long."""
+    source, names = Random(3), "ijklmn"[:depth]
+
+    def place():
+        return "a" + "".join(f"[{name} + {source.randint(0, 4)}]" for name in source.sample(names, 3))
+
+    loops = "".join(f"for (int {name} = 0; {name} < n; {name}++) " for name in names)
+    return f"{loops} {{ {''.join(f'{place()} = {place()} + {place()};' for _ in range(statements))} }}"
+
+
+def test_a_nest_that_isl_works_on_for_long_is_given_up_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(compiler, "CPU_S", 2)
+    source = f"""
+    static double a[16][16][16], y[256];
+    void __attribute__((export_name("hard"))) hard(int n) {{ {hard_nest(5, 30)} }}
+    void __attribute__((export_name("easy"))) easy(int n) {{ for (int i = 0; i < n; i++) y[i] += 3; }}
+    """
+    with Runtime("emulator") as runtime:
+        function = runtime.load(compile_c(source, "-O1"), offload="cpu", offload_waits=True)
+        function.invoke("hard", (4,))
+        function.invoke("easy", (200,))
+        hard, easy = function.offloading.statistics
+    assert [refusal.reason for refusal in hard.declined] == [DeclineReason.OUT_OF_TIME]
+    assert easy.taken == 1
 
 
 def test_a_plan_of_foreign_classes_is_not_read(open_compiler, lone):

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 HERE_BYTES: Final = 128 << 10
 """What is decoded in this process. Python reads some megabytes a second, of what is made to be slow one."""
 
+CUT_HERE_BYTES: Final = 16 << 10
+"""What loops are cut out of in this process: that takes ten times as long."""
+
 SECONDS: Final = 30.0
 """What reading a module may take, of a processor and by the clock."""
 
@@ -88,7 +91,7 @@ class ModuleReader:
 
     def cut(self, wasm: bytes, share: Share, stop: Cancellation | None = None) -> CutModule:
         """Return a module with guards in front of its loops (`tensorwasm.offload.module.cut_module`)."""
-        if _is_short(len(wasm)):
+        if _is_short(len(wasm) * HERE_BYTES // CUT_HERE_BYTES):
             from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - the whole codec, rarely needed
 
             return cut_module(wasm)
