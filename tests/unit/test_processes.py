@@ -10,8 +10,8 @@ import tensorwasm
 FORBIDDEN = {"fork", "forkpty", "preexec_fn", "multiprocessing", "ProcessPoolExecutor"}
 SPAWNED = {("neighbours.py", "multiprocessing"), ("pauses.py", "multiprocessing")}
 """Clients of benchmarks, by ``get_context("spawn")``."""
-TEMPLATES = {("template.py", "fork"), ("templates.py", "fork"), ("fork_server.py", "fork")}
-"""Templates fork servers and workers before any thread, event loop, engine or device is there; others ask them to."""
+TEMPLATES = {("template.py", "fork"), ("templates.py", "fork"), ("fork_server.py", "fork"), ("plan_process.py", "fork")}
+"""Templates fork servers, workers and plans before any event loop, engine or device is there; others ask them to."""
 FILES = sorted(Path(tensorwasm.__file__).parent.rglob("*.py"))
 
 

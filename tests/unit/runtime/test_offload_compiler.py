@@ -21,10 +21,9 @@ from tensorwasm.offload.module import cut_module
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import Deployer
-from tensorwasm.runtime.offload import compiler, plan_job, tenant_thread
-from tensorwasm.runtime.offload.compiler import OffloadCompiler
+from tensorwasm.runtime.offload import compiler, plan_job
+from tensorwasm.runtime.offload.compiler import OffloadCompiler, TenantThread
 from tensorwasm.runtime.offload.plan_job import PlanJob
-from tensorwasm.runtime.offload.tenant_thread import TenantThread
 
 PROGRAM = """
 #define EXPORT(name) __attribute__((export_name(#name))) name
@@ -293,7 +292,7 @@ def test_tenants_take_turns_and_what_waits_is_bounded():
     thread = TenantThread("test")
     thread.submit("ann", lambda: (begun.set(), go_on.wait(LIMIT_S)))
     assert begun.wait(LIMIT_S)
-    many = [thread.submit("ann", lambda: order.append("ann")) for _ in range(tenant_thread.MOST_EACH)]
+    many = [thread.submit("ann", lambda: order.append("ann")) for _ in range(compiler.MOST_EACH)]
     last = thread.submit("bob", lambda: order.append("bob"))
     assert (many[-1], last is not None) == (None, True)  # the first of hers counts until it has ended
     go_on.set()

@@ -6,9 +6,10 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge, quote
 from tensorwasm.finalizing import finalize_later, prepare_finalizing
@@ -31,9 +32,20 @@ from tensorwasm.runtime.warm import make_specification
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tensorwasm.gpu.shared_device import SharedDevice
+    from tensorwasm.guest.engine.module import CompiledModule
     from tensorwasm.guest.sandbox.linker import LinkedModule
+    from tensorwasm.guest.saved.instrumented import InstrumentedModule
+    from tensorwasm.runtime.deploy.deployer import StopHook
+    from tensorwasm.runtime.deploy.form import Form
+    from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
+    from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.runtime.snapshots.live import LiveInstance
-    from tensorwasm.values import Deadline, DeviceInfo, MemoryKind, OffloadMode
+    from tensorwasm.runtime.warm import WarmPool
+    from tensorwasm.values import Deadline, DeviceInfo, Limits, MemoryKind, OffloadMode
+
+
+Name = str | os.PathLike[str]
 
 
 class Function(DeployedModule):
@@ -272,6 +284,66 @@ class Function(DeployedModule):
         return outcome if isinstance(outcome, Invocation) else await await_outcome(outcome)
 
 
+class TenantRuntime(Protocol):
+    """What a runtime does for any tenant; see `tensorwasm.runtime.invoke.deployed_module.Host`."""
+
+    @property
+    def device_reason(self) -> str:
+        """Why this device was taken."""
+
+    @property
+    def fibers(self) -> FiberRunner:
+        """Runs submitted invocations."""
+
+    @property
+    def offload_compiler(self) -> OffloadCompiler:
+        """Cuts modules, and makes plans of their loops."""
+
+    def prepare(
+        self, wasm: bytes, module: CompiledModule, form: Form, work: StopHook | None, tenant: str
+    ) -> LinkedModule | None:
+        """Compile and link a tenant's module for a form."""
+
+    def instrument(self, wasm: bytes, tenant: str) -> InstrumentedModule:
+        """Return the forms of a tenant's module whose instances are saved."""
+
+
+@dataclass(slots=True)
+class Deployment:
+    """The runtime with one module's own limits and tenant; see `Host`."""
+
+    runtime: TenantRuntime
+    limits: Limits
+    tenant: str
+    warm: WarmPool
+    share: Callable[[], SharedDevice]
+
+    @property
+    def device_reason(self) -> str:
+        """Why this device was taken."""
+        return self.runtime.device_reason
+
+    @property
+    def fibers(self) -> FiberRunner:
+        """Runs submitted invocations."""
+        return self.runtime.fibers
+
+    @property
+    def offload_compiler(self) -> OffloadCompiler:
+        """Cuts modules, and makes plans of their loops."""
+        return self.runtime.offload_compiler
+
+    def prepare(
+        self, wasm: bytes, module: CompiledModule, form: Form, work: StopHook | None = None
+    ) -> LinkedModule | None:
+        """Compile and link a module for a form."""
+        return self.runtime.prepare(wasm, module, form, work, self.tenant)
+
+    def instrument(self, wasm: bytes) -> InstrumentedModule:
+        """Return the forms of a module whose instances are saved."""
+        return self.runtime.instrument(wasm, self.tenant)
+
+
 def read_module(path: Path, limit_bytes: int) -> bytes:
     """Read a file, at most one byte beyond the limit; raise `InvalidArgs`, or `ModuleTooLarge` if there is more."""
     try:
@@ -288,3 +360,11 @@ def read_module(path: Path, limit_bytes: int) -> bytes:
         known = f"{found.st_size}" if stat.S_ISREG(found.st_mode) else f"more than {limit_bytes}"
         raise ModuleTooLarge(f"the module has {known} bytes; the limit is {limit_bytes}")
     return data
+
+
+def read_source(module: bytes | bytearray | memoryview | Name, name: str | None, limit_bytes: int) -> tuple[bytes, str]:
+    """Return a module and its name for people, by default that of its file; raises as `read_module` does."""
+    if not isinstance(module, str | os.PathLike):
+        return bytes(module), name or "module"
+    path = Path(module)
+    return read_module(path, limit_bytes), (path.stem if name is None else name) or "module"

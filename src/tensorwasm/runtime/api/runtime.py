@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from tensorwasm import settings
@@ -19,8 +18,7 @@ from tensorwasm.guest.engine.reservation import most_slots
 from tensorwasm.guest.native.loading import may_have_fibers
 from tensorwasm.guest.sandbox import stack
 from tensorwasm.guest.sandbox.linker import LinkedModule
-from tensorwasm.runtime.api.deployment import Deployment
-from tensorwasm.runtime.api.function import Function, read_module
+from tensorwasm.runtime.api.function import Deployment, Function, Name, read_source
 from tensorwasm.runtime.api.lazy_device import LazyDevice, checked_quota
 from tensorwasm.runtime.api.limits import MAX_MEMORY_BYTES, check_limits
 from tensorwasm.runtime.deploy.deployer import Deployer, DeployStatistics, StopHook
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
 
-Name = str | os.PathLike[str]
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
@@ -155,11 +152,7 @@ class Runtime:
         if tenant != DEFAULT_TENANT or (limits is not None and limits != self.limits):
             host = Deployment(self, limits or self.limits, tenant, self.warm, self.share)
             check_limits(host.limits)
-        if isinstance(module, str | os.PathLike):
-            path = Path(module)
-            name = path.stem if name is None else name
-            module = read_module(path, host.limits.module_bytes)
-        wasm = bytes(module)
+        wasm, name = read_source(module, name, host.limits.module_bytes)
 
         def check_all(declared: Preamble) -> None:
             self._linker.check(declared)
@@ -167,9 +160,7 @@ class Runtime:
                 check(declared)
 
         compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
-        function = Function(
-            host, name or "module", wasm, self._linker.prepare(compiled), offload, offload_waits=offload_waits
-        )
+        function = Function(host, name, wasm, self._linker.prepare(compiled), offload, offload_waits=offload_waits)
         if warm:
             function.warm(warm, tenant=tenant)
         return function
