@@ -98,8 +98,11 @@ def add_function_imports(module: Module, added: Collection[tuple[str, str, FuncT
         if not _MAY_CALL.search(body.raw):
             return body
         code = body.instructions()
-        edited = moved_in(code)
-        return body if list(edited) == code else CodeEntry.build(body.local_runs(), edited)
+        places = [place for place, step in enumerate(code) if step[0] in _CALLS and step[1] >= first]
+        for place in places:
+            name, index = code[place]
+            code[place] = name, index + count
+        return CodeEntry.build(body.local_runs(), code) if places else body
 
     edited = replace(
         module,
