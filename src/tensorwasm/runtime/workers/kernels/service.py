@@ -8,21 +8,33 @@ one for these and for whatever their tenants bring in the next minute. Tenants t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, InternalError, KernelTooLarge, TensorWasmError
+from tensorwasm.errors import CapacityExhausted, InternalError, InvokeTimeout, KernelTooLarge, TensorWasmError
 from tensorwasm.gpu.limits.tenant_queue import TenantQueue
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import KernelStore, decode
-from tensorwasm.guest.engine.job_process import Late
+from tensorwasm.guest.engine.job_process import BrokenProcess, JobProcess, Late
 from tensorwasm.ptx.guarded import Width
-from tensorwasm.runtime.workers.kernels.compiler_process import PROGRAM, CompilerProcess
+from tensorwasm.runtime.workers.kernels.child import MAX_ANSWER_BYTES, Answer, CompileJob
 from tensorwasm.runtime.workers.kernels.room import PREPARED, PREPARED_EACH, WAITING, WAITING_EACH, Room
+from tensorwasm.runtime.workers.outcomes import rebuild_error
+from tensorwasm.runtime.workers.template import make_environment
+
+PROGRAM: Final = ("-m", "tensorwasm.runtime.workers.kernels.child")
+
+_START_S: Final = 20.0
+"""What a process gets to start, on top of its first kernel."""
+_MARGIN_S: Final = 2.0
+"""What a process gets beyond a kernel's limit, within which it ends ptxas itself and answers."""
 
 QUICK_S: Final = 3.0
 """What a kernel gets beside those of all tenants; a hundred times what most take."""
@@ -34,7 +46,41 @@ Outcome = bytes | TensorWasmError
 """A compiled kernel as `tensorwasm.gpu.resources.kernel_store.encode` has it, or why there is none."""
 Done = Callable[[Outcome], object]
 
+_answers: Final = msgspec.msgpack.Decoder(Answer)
 _log: Final = logging.getLogger(__name__)
+
+
+class CompilerProcess(JobProcess):
+    """A compiler process, and its ptxas; for one thread, with which it ends.
+
+    Raises:
+        CapacityExhausted: it cannot be started.
+    """
+
+    def __init__(self, program: Sequence[str]) -> None:
+        super().__init__(program, make_environment(os.environ, None), MAX_ANSWER_BYTES)
+        self._grace_s = _START_S
+
+    def compile(self, job: KernelJob, limit_s: float) -> bytes:
+        """Return a compiled kernel, or raise why there is none.
+
+        Raises:
+            Late: it did not end in time.
+        """
+        data = msgspec.msgpack.encode(CompileJob(job, limit_s))
+        try:
+            answer = _answers.decode(self.ask(data, limit_s + _MARGIN_S + self._grace_s))
+        except (msgspec.MsgspecError, BrokenProcess) as error:
+            _log.warning("the process that compiles kernels has gone, or does not keep to the protocol: %s", error)
+            raise KernelTooLarge("the process that guards and compiles kernels ended on this one") from None
+        self._grace_s = 0.0
+        if answer.kernel is not None:
+            return answer.kernel
+        if answer.failure is None:
+            raise InternalError("the kernel compiler has no answer")
+        if answer.failure.kind == InvokeTimeout.kind:
+            raise Late
+        raise rebuild_error(answer.failure)
 
 
 @dataclass(slots=True)

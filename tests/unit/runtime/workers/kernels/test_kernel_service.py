@@ -16,7 +16,7 @@ from tensorwasm.errors import CapacityExhausted, DeviceUnavailable, KernelTooLar
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
 from tensorwasm.gpu.resources.kernel_store import decode
 from tensorwasm.guest.engine.job_process import LENGTH
-from tensorwasm.runtime.workers.kernels import compiler_process, service
+from tensorwasm.runtime.workers.kernels import service
 from tensorwasm.runtime.workers.kernels.child import MAX_ANSWER_BYTES
 from tensorwasm.runtime.workers.kernels.room import Amount
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
@@ -86,7 +86,7 @@ def open_service():
     made = []
 
     def make(body=None, store=None):
-        program = compiler_process.PROGRAM if body is None else ("-c", f"import os, signal, struct, sys\n{body}")
+        program = service.PROGRAM if body is None else ("-c", f"import os, signal, struct, sys\n{body}")
         made.append(KernelService(store, program))
         return made[-1]
 
@@ -236,7 +236,7 @@ def test_a_process_that_ended_is_replaced(open_service, outcomes):
 
 
 def test_slow_kernels_hold_up_their_own_tenant_alone(open_service, outcomes, monkeypatch):
-    monkeypatch.setattr(compiler_process, "_START_S", 0.0)
+    monkeypatch.setattr(service, "_START_S", 0.0)
     made = open_service(ECHO)
     made._lanes[0].limit_s = 2.0
     made.submit(job("slow"), outcomes.taker("slow"))
