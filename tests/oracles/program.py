@@ -201,9 +201,13 @@ def run_program(
 
     Raises:
         Violation: an access is not in its array or races with one of another thread, a cell is used before it is set,
-            statements are not those of the nest, or a load or cell has its value from another one than in order.
+            statements are not those of the nest, a load or cell has its value from another one than in order, or an
+            array is not filled that should be; what such an array holds at first is replaced.
     """
     _check_arrays(program.arrays, len(memory))
+    for array in program.arrays:
+        if array.filled:
+            memory[array.first : array.first + array.size_bytes] = random.Random(seed).randbytes(array.size_bytes)
     device = _Device(program, values, memory, seed)
     device.steps(program.steps, dict(program.sizes))
     trace = device.trace
@@ -221,6 +225,9 @@ def run_program(
     if trace.last != in_order.last:
         at = next(at for at, (a, b) in enumerate(zip(trace.last, in_order.last, strict=True)) if a != b)
         raise Violation(f"byte {at} is last written by {trace.last[at]}, not by {in_order.last[at]}")
+    for array in program.arrays:
+        if array.filled and None in trace.last[array.first : array.first + array.size_bytes]:
+            raise Violation(f"{array} is not filled")
     return results
 
 

@@ -98,7 +98,9 @@ class Interpreter:
         self.functions = [_function(self.module, index) for index in range(len(self.module.bodies))]
         self.visits: dict[Part, list[Visit]] = {part: [] for part in parts}
         self.replacements: dict[Part, Callable[[Interpreter, list[int]], bool]] = {}
-        self._starts = {(function, first): (function, first, last) for function, first, last in parts}
+        self._starts: dict[tuple[int, int], list[Part]] = {}
+        for part in sorted(parts, key=lambda part: -part[2]):  # those around others come first
+            self._starts.setdefault(part[:2], []).append(part)
         for segment in self.module.data:
             if segment.mode == "active":
                 at = self._constant(segment.offset)
@@ -180,15 +182,15 @@ class _Frame:
             self.active.remove(visit)
             visit.left_at, visit.locals_after = self.at, list(self.locals)
             visit.memory_after = bytes(self.owner.memory)
-        part = self.owner._starts.get((self.index, self.at))
-        if part and len(self.owner.visits[part]) < MAX_VISITS and all(visit.part != part for visit in self.active):
-            visit = Visit(part, list(self.locals), bytes(self.owner.memory), list(self.owner.globals))
-            self.owner.visits[part].append(visit)
-            self.active.append(visit)
-        replacement = self.owner.replacements.get(part) if part else None
-        if replacement and replacement(self.owner, self.locals):
-            self.at = part[2]
-            return True
+        for part in self.owner._starts.get((self.index, self.at), ()):
+            if len(self.owner.visits[part]) < MAX_VISITS and all(visit.part != part for visit in self.active):
+                visit = Visit(part, list(self.locals), bytes(self.owner.memory), list(self.owner.globals))
+                self.owner.visits[part].append(visit)
+                self.active.append(visit)
+            replacement = self.owner.replacements.get(part)
+            if replacement and replacement(self.owner, self.locals):
+                self.at = part[2]
+                return True
         return False
 
     # ---------------------------------------------------------------------------------------------------------- control

@@ -22,7 +22,8 @@ A region becomes::
     end
 
 A guard that is off costs a nanosecond or so, where a call of the host takes microseconds. Floating-point values cross
-as integers of their bits, because a host function in another language may change a NaN.
+as integers of their bits, because a host function in another language may change a NaN. Regions that lie in one another
+have guards one behind the other, the outer ones first.
 """
 
 from __future__ import annotations
@@ -91,20 +92,22 @@ def cut(module: Module, regions: Sequence[LoopRegion]) -> Module:
 
 def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, int, int]]) -> Iterator[Instruction]:
     """Yield code with guards, by their indices and those of their switches, in front of regions."""
-    starts = {each[0].start: each for each in guarded}
-    ends = {each[0].end: each for each in guarded}
+    outermost_first = sorted(guarded, key=lambda each: (each[0].start, -each[0].end))
+    starts = {each[0].start for each in guarded}
+    ends = {each[0].end for each in guarded}
     labels = _Labels()
     for place, instruction in enumerate(code):
         if place in starts:
-            yield from _before(*starts[place])
-            labels.open(added=True)
+            for guard in [each for each in outermost_first if each[0].start == place]:
+                yield from _before(*guard)
+                labels.open(added=True)
         yield labels.shift(instruction)
         if instruction[0] in _OPENING:
             labels.open(added=False)
         elif instruction[0] == "end":
             labels.close()
-        if place in ends:
-            yield from _after(*ends[place])
+        for guard in [each for each in reversed(outermost_first) if each[0].end == place] if place in ends else ():
+            yield from _after(*guard)
             yield ("end",)
             labels.close()
 

@@ -79,7 +79,8 @@ def list_program(program: NestProgram) -> list[str]:
 
 
 def _use(array: Array) -> str:
-    return " and ".join(word for word, applies in (("read", array.read), ("written", array.written)) if applies)
+    uses = {"read": array.read, "filled" if array.filled else "written": array.written}
+    return " and ".join(word for word, applies in uses.items() if applies)
 
 
 def _steps(steps: tuple[HostLoop | Kernel, ...], indent: str) -> Iterator[str]:

@@ -70,7 +70,8 @@ def cut_module(wasm: bytes) -> CutModule:
         if isinstance(found, DeclinedLoop):
             declined.append(found)
         elif len(regions) == MAX_REGIONS or len(found.inputs) + len(found.globals) > MAX_CROSSING:
-            declined.append(DeclinedLoop(found.function, found.start, DeclineReason.TOO_LARGE, "regions or inputs"))
+            if found.parts == 1:
+                declined.append(DeclinedLoop(found.function, found.start, DeclineReason.TOO_LARGE, "regions or inputs"))
         else:
             regions.append(found)
     edited = encode(add_polls(cut(module, regions), INTERFACE))

@@ -96,6 +96,7 @@ class Array:
         size_bytes: of the range.
         granule_bytes: the largest power of two up to 16 that divides each access's offset in the array, and its size.
         origin: where in the range the byte lies that code is given the address of.
+        filled: every byte is written before any is read, so that what it holds at first does not matter.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Array:
     read: bool
     written: bool
     origin: int = 0
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

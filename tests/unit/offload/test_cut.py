@@ -185,6 +185,6 @@ def test_a_module_has_regions_only_if_the_host_finds_its_memory(module):
 def test_regions_beyond_the_limits_stay(monkeypatch):
     monkeypatch.setattr(offload_module, "MAX_REGIONS", 1)
     found = cut_module(encode(whole([("loop", None), ("end",)] * 3)))
-    assert (len(found.regions), [each.reason for each in found.declined]) == (1, [DeclineReason.TOO_LARGE] * 2)
+    assert (len(found.regions), [each.reason for each in found.declined]) == (1, [DeclineReason.TOO_LARGE] * 3)
     monkeypatch.setattr(offload_module, "MAX_MODULE_BYTES", 8)
     assert cut_module(encode(whole([("loop", None), ("end",)]))).regions == ()

@@ -37,7 +37,7 @@ def test_a_sum_of_each_row_is_listed():
     nest = Nest((Loop(0, Affine(8), (zero, Loop(1, Affine(6), (add,)), keep)),))
     assert list_program(plan(nest, 65536)) == [
         "A0: bytes 0x10 to 0x1ff, read",
-        "A1: bytes 0x400 to 0x43f, written",
+        "A1: bytes 0x400 to 0x43f, filled",
         "x0: f64, a register of a thread",
         "kernel 0:",
         "  parallel p0 = 0 to 7",

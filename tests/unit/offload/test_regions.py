@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from loops import compile_c
 from strategies.wasm import modules
+from tensorwasm.offload.analysis.fusion import MOST_FUSED
 from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.wasm.definitions import CodeEntry, Global
@@ -162,6 +163,61 @@ def test_regions_are_blocks_of_their_functions(module):
             assert set(region.outputs) <= set(region.inputs)
 
 
+def parts_of(*code, results=()):
+    return [(each.start, each.end, each.parts) for each in found(code, results=results) if isinstance(each, LoopRegion)]
+
+
+SECOND = len(LOOP)
+APART = [(0, SECOND - 1, 1), (SECOND + 2, 2 * SECOND + 1, 1)]
+
+
+def test_loops_in_a_row_are_a_region_around_those_of_each():
+    between = (("i32.const", 7), ("local.set", 2))
+    assert parts_of(*LOOP, *between, *LOOP) == [(0, 2 * SECOND + 1, 2), *APART]
+
+
+def test_a_block_with_several_loops_that_branches_leave_alone_is_a_region():
+    inner = (("local.get", 2), ("br_if", 0), *LOOP, ("block", None), *LOOP, ("local.get", 2), ("br_if", 1), ("end",))
+    found_parts = parts_of(("block", None), *inner, ("end",))
+    assert found_parts[0] == (0, len(inner) + 1, 2)
+    assert [parts for _, _, parts in found_parts] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        (("i32.const", 1), ("call", 0)),
+        (("i32.const", 1), ("global.set", 0)),
+        (("local.get", 2), ("br_if", 0)),
+        (("memory.size", 0), ("drop",)),
+        (("local.get", 0), ("i32.const", 1)),
+    ],
+    ids=["call", "global", "branch", "memory", "stack"],
+)
+def test_loops_with_something_else_between_them_are_regions_by_themselves(between):
+    assert parts_of(*LOOP, *between, *LOOP, ("return",)) == APART
+
+
+def test_a_loop_that_needs_what_is_on_the_stack_is_in_no_region_with_another():
+    code = (("i32.const", 5), *LOOP, ("local.set", 2), *LOOP)
+    assert [parts for _, _, parts in parts_of(*code)] == [1, 1]
+
+
+def test_a_declined_loop_between_leaves_regions_alone():
+    declined = (("loop", None), *LOOP, ("i32.const", 1), ("call", 0), ("local.get", 2), ("br_if", 0), ("end",))
+    assert [parts for _, _, parts in parts_of(*LOOP, *declined, *LOOP)] == [1, 1, 1]
+
+
+def test_what_is_live_behind_the_last_loop_is_an_output_of_all():
+    fused, *_ = found((*LOOP, ("i32.const", 3), ("local.set", 2), *LOOP, ("local.get", 2)), results=("i32",))
+    assert (fused.parts, fused.outputs) == (2, ((2, "i32"),))
+
+
+def test_very_many_loops_in_a_row_are_several_regions():
+    found_parts = [parts for _, _, parts in parts_of(*(LOOP * (MOST_FUSED + 2))) if parts > 1]
+    assert found_parts == [MOST_FUSED, 2]
+
+
 def test_both_nests_of_a_function_are_regions():
     source = """
     double a[9], b[9];
@@ -170,4 +226,4 @@ def test_both_nests_of_a_function_are_regions():
       for (int i = 0; i < n; i++) b[i] += a[i];
     }"""
     regions = find_regions(decode(compile_c(source, "-Os")))
-    assert [type(region) for region in regions] == [LoopRegion] * 2
+    assert [region.parts for region in regions] == [2, 1, 1]

@@ -108,7 +108,7 @@ def test_a_loop_that_is_declined_gives_the_same(compared, name, args, reason):
 
 def test_a_guard_that_keeps_declining_is_not_called_any_more(compared):
     function, _ = compared("chain", (9,), MOST_DECLINES + 50)
-    assert sum(each.declined.total() for each in function.offloading.statistics) == MOST_DECLINES
+    assert {each.declined.total() for each in function.offloading.statistics} == {0, MOST_DECLINES}
 
 
 def test_a_guard_that_runs_its_region_now_and_then_goes_on(runtime, wasm):
@@ -206,7 +206,7 @@ def test_every_run_can_be_compared(runtime, wasm, mode, monkeypatch):
         found = compare_runs(runtime.load(wasm), function, [MeasuredCall("init")], MeasuredCall(name, args), 2)
         assert found.difference == ""
         assert sum(each.taken for each in function.offloading.statistics) == 0
-        assert reasons(function) == set()
+        assert reasons(function) <= {"NOT_READY"}  # of regions inside of one that is compared
         compared += sum(each.compared for each in function.offloading.statistics)
     assert compared >= 2 * len(TAKEN)
 
@@ -227,7 +227,7 @@ def test_wrong_code_is_found_and_the_guest_goes_on_with_its_own(runtime, wasm, m
     counts = [(call.offload.taken, call.offload.compared, len(call.offload.mismatches)) for call in calls]
     assert counts == [(1, 0, 0), (0, 1, 1), (0, 0, 0)]
     assert calls[1].values == calls[2].values == runtime.load(wasm).invoke(name, args).values
-    assert calls[2].offload.declined == (("differed", 1),)
+    assert {reason for reason, _ in calls[2].offload.declined} == {"differed"}
 
 
 def test_a_place_that_there_is_not_is_refused(runtime, wasm):
@@ -294,7 +294,7 @@ def test_a_cancellation_ends_a_loop_wherever_it_runs(runtime, wasm, mode, name, 
 
 
 def test_a_device_that_refuses_work_declines(runtime, wasm, monkeypatch):
-    monkeypatch.setattr(device_target, "_FLAG_BYTES", 1 << 50)
+    monkeypatch.setattr(device_target, "_SHOWN_BYTES", 1 << 50)
     function = runtime.load(wasm, offload="gpu", offload_waits=True)
     assert function.invoke("last", (150,)).values == (745,)
     assert reasons(function) == {"DEVICE"}

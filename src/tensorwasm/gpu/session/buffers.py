@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from tensorwasm.gpu.device.arguments import BufferOffset, HostWindow
+from tensorwasm.gpu.device.limits import PIN_COPY_BYTES
 from tensorwasm.gpu.device.port import Stream
 from tensorwasm.gpu.session.core import REFUSALS, in_turn
 from tensorwasm.gpu.session.graphs import RecordingPart
@@ -118,6 +119,17 @@ class SessionBuffers(RecordingPart):
     ) -> None:
         """Start copying from an offset in a buffer to guest memory; otherwise as `copy_in`."""
         self._copy(window, memory, BufferOffset(handle, offset_bytes), deadline, stream, inward=False)
+
+    @in_turn()
+    def reach(self, memory: Region, deadline: Deadline) -> bool:
+        """Register whole pages of the guest's memory for copies; return whether the device copies them in place.
+
+        If not, what was registered before may still be. Waits for the work in flight.
+        """
+        windows = self._core.windows
+        windows.prefer(memory, PIN_COPY_BYTES, deadline)
+        self._core.work.permit.settle()
+        return windows.reach.holds(memory.address, memory.size_bytes)
 
     @in_turn(recording=True)
     def pieces(self, size_bytes: int) -> int:

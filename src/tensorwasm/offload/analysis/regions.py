@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.offload.analysis.addresses import data_addresses
+from tensorwasm.offload.analysis.fusion import find_fused
 from tensorwasm.offload.analysis.tree import OPENING, CodeBlock, locals_of, mark_live, parse
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, ValueType
@@ -36,14 +37,17 @@ TypedLocal = tuple[int, ValueType]
 class LoopRegion:
     """A ``block`` or ``loop`` of a function without parameters and results, which no branch leaves but to its end.
 
+    Or several of these, with what is between them.
+
     Attributes:
         function: in the index space of functions.
         start: place of its first instruction in the function's body.
-        end: place of its ``end``.
+        end: place of its ``end``, or the last one's.
         inputs: locals that it may read before it writes them, and all outputs.
         outputs: locals that it writes and that may be read after it.
         globals: those that it reads.
         depth: how many loops are in each other.
+        parts: how many regions it is; those are inside it, too.
     """
 
     function: int
@@ -53,6 +57,7 @@ class LoopRegion:
     outputs: tuple[TypedLocal, ...]
     globals: tuple[TypedLocal, ...]
     depth: int
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class DeclinedLoop:
 
 
 def find_regions(module: Module) -> list[LoopRegion | DeclinedLoop]:
-    """Find the largest regions of a module; one is no larger than its loops need.
+    """Find the largest regions of a module; one is no larger than its loops need, or several in a row need.
+
+    A region comes before those inside it.
 
     Raises:
         InvalidWasm: a body is malformed.
@@ -98,14 +105,20 @@ def _in_body(module: Module, function: int, type_index: int, body: CodeEntry) ->
             root = parse(code, 0, len(code), module.types)
             mark_live(root, 0)
             blocks = dict(blocks_of(root))
-        except (Declined, IndexError) as declined:
+        except (Declined, IndexError) as error:
             reason, detail = (
-                (declined.reason, declined.detail)
-                if isinstance(declined, Declined)
-                else (DeclineReason.MALFORMED, str(declined))
+                (error.reason, error.detail) if isinstance(error, Declined) else (DeclineReason.MALFORMED, str(error))
             )
             return found + [DeclinedLoop(function, each.start, reason, detail) for each in scan.regions]
-        found += [_region(module, function, code, types, blocks[piece.start], piece.depth) for piece in scan.regions]
+        pieces = [(blocks[piece.start], blocks[piece.start], piece.depth, 1) for piece in scan.regions]
+        declined = [start for start, _, _ in scan.declined]
+        for fused in find_fused(root, [piece.start for piece in scan.regions], declined):
+            first, last = fused.blocks[0], fused.blocks[-1]
+            depth = max(piece.depth for piece in scan.regions if first.start <= piece.start < last.end)
+            pieces.append((first, last, depth, fused.count))
+        pieces.sort(key=lambda piece: (piece[0].start, -piece[1].end))
+        regions = [(_region(module, function, code, types, *piece), piece[3]) for piece in pieces]
+        found += [region for region, parts in regions if parts == 1 or isinstance(region, LoopRegion)]
     return found
 
 
@@ -131,28 +144,36 @@ def blocks_of(root: CodeBlock) -> Iterator[tuple[int, CodeBlock]]:
 
 
 def _region(
-    module: Module, function: int, code: list[Instruction], types: list[str], block: CodeBlock, depth: int
+    module: Module,
+    function: int,
+    code: list[Instruction],
+    types: list[str],
+    first: CodeBlock,
+    last: CodeBlock,
+    depth: int,
+    parts: int,
 ) -> LoopRegion | DeclinedLoop:
-    outputs = block.assigned & block.live_after
-    inner = parse(code, block.start, block.end + 1, module.types)
+    inner = parse(code, first.start, last.end + 1, module.types)
+    outputs = inner.assigned & last.live_after
     inputs = mark_live(inner, outputs) | outputs
-    read = {item[1] for item in code[block.start : block.end] if item[0] == "global.get"}
+    read = {item[1] for item in code[first.start : last.end] if item[0] == "global.get"}
     imported = [item.type for item in module.imported("global")]
     every = [*imported, *[item.type for item in module.globals]]
     try:
         return LoopRegion(
             function,
-            block.start,
-            block.end,
+            first.start,
+            last.end,
             tuple([(local, _value_type(types[local])) for local in locals_of(inputs)]),
             tuple([(local, _value_type(types[local])) for local in locals_of(outputs)]),
             tuple([(number, _integer_type(every[number].value)) for number in sorted(read)]),
             depth,
+            parts,
         )
     except Declined as declined:
-        return DeclinedLoop(function, block.start, declined.reason, declined.detail)
+        return DeclinedLoop(function, first.start, declined.reason, declined.detail)
     except (IndexError, AttributeError):
-        return DeclinedLoop(function, block.start, DeclineReason.MALFORMED, "no such local or global")
+        return DeclinedLoop(function, first.start, DeclineReason.MALFORMED, "no such local or global")
 
 
 def _value_type(name: str) -> ValueType:

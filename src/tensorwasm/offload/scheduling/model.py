@@ -45,6 +45,7 @@ class StatementModel:
         positions: its place and that of each loop around it in the body that contains them, outermost first.
         lower: the least value of each dimension.
         upper: the greatest value of each dimension.
+        loads: what its loads touch, each by itself.
     """
 
     number: int
@@ -55,6 +56,7 @@ class StatementModel:
     lower: tuple[int, ...]
     upper: tuple[int, ...]
     footprints: tuple[Footprint, ...]
+    loads: tuple[Footprint, ...]
 
     def extent(self, dimension: int) -> int:
         """Values that a dimension may have."""
@@ -254,10 +256,19 @@ def _statement(
         Footprint(array_of[each.effect], each.row, each.effect.size_bytes, isinstance(each.effect, Store))
         for each in run.accesses
     ]
+    loads = tuple(each for each in footprints if not each.write)
     footprints += [
         cell_footprint(cell, extents[cell], columns, len(run.upper) + 1, write=write)
         for cell, write in cell_accesses(statement)
     ]
     return StatementModel(
-        statement.number, order, counters, run.place.positions, run.domain, run.lower, run.upper, merged(footprints)
+        statement.number,
+        order,
+        counters,
+        run.place.positions,
+        run.domain,
+        run.lower,
+        run.upper,
+        merged(footprints),
+        loads,
     )

@@ -9,14 +9,15 @@ from typing import Final
 import islpy as isl
 
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Nest
+from tensorwasm.offload.nest import Nest, whiles_of
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.dependences import dependences
+from tensorwasm.offload.scheduling.filling import arrays_with_filled
 from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.residing import reloading, resident
-from tensorwasm.offload.scheduling.rewriting import divided
+from tensorwasm.offload.scheduling.rewriting import divided, statements_in
 from tensorwasm.offload.scheduling.scanning import Scanner
 from tensorwasm.offload.scheduling.schedule import Step, left_to_one_thread, schedule, sequential
 from tensorwasm.offload.scheduling.splitting import split
@@ -24,6 +25,8 @@ from tensorwasm.offload.scheduling.storage import storages
 
 MAX_OPERATIONS: Final = 3_000_000
 """Of isl in one analysis, which are about half a second."""
+FUSED_SEQUENTIAL: Final = 2000
+"""Most iterations that one thread runs of a region that is several: a processor is faster, and one may decline."""
 
 LONGER_IN_PLACE: Final = 1.25
 """How much longer an order may take that has no cells in memory."""
@@ -43,6 +46,12 @@ class _Candidate:
         """One thread does less than half of the work."""
         whole = sum(each.iterations() for each in self.model.statements)
         return 2 * left_to_one_thread(self.steps) < whole
+
+    def leaves_at_most(self, iterations: int) -> bool:
+        """Whether single threads run at most so many iterations, and no loop of data."""
+        alone = {each.number for each in sequential(self.steps)}
+        turning = any(each.number in alone and any(whiles_of(each.effects)) for each in statements_in(self.nest.body))
+        return not turning and left_to_one_thread(self.steps) <= iterations
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -79,11 +88,13 @@ class _Trial:
         return min(than, self.of(nest, than, origins), key=lambda candidate: candidate.rank)
 
 
-def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) -> NestProgram:
+def plan(
+    nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS, *, most_sequential: int | None = None
+) -> NestProgram:
     """A parallel order of a nest on a memory of a size.
 
     The program's nest is another one with the same effect: some loads stand in place of cells, and statements may be
-    in parts.
+    in parts. Single threads run at most ``most_sequential`` iterations, or less than half of the work if that is None.
 
     Raises:
         Declined: there is none, or the nest would trap, or the analysis takes too long.
@@ -103,13 +114,14 @@ def plan(nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS) ->
         if not best.parallel:
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
             best = trial.better(parts, best, origins) if origins else best
-        if not best.parallel:
+        if not best.parallel or (most_sequential is not None and not best.leaves_at_most(most_sequential)):
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
         code = Scanner(best.context).scan(best.steps)
+        arrays = arrays_with_filled(best.model)
         isl.Space.params_alloc(best.context, 0)  # fails if that took too long, whatever it returned
         found, work = best.model, sum(each.iterations() * (len(each.footprints) + 1) for each in best.model.statements)
-        return NestProgram(best.nest, code, found.arrays, cells, found.array_of, found.wraps, work=work)
+        return NestProgram(best.nest, code, arrays, cells, found.array_of, found.wraps, work=work)
 
 
 def _scheduled(

@@ -167,6 +167,19 @@ def _adapt(drawn: Instance, call: Call, announce: Announce | None) -> Instance:
     return drawn
 
 
+def _drain(call: Call, session: Session | None) -> Callable[[], bool] | None:
+    """Return what ends all use of a sandbox's memory by a device, None if there is none."""
+    ends: list[Callable[[], bool]] = [] if session is None else [partial(end_session, session)]
+    if call.offload is not None and call.offload.drain is not None:
+        ends.append(call.offload.drain)
+
+    def drain() -> bool:
+        ended = [end() for end in ends]  # each of them, whatever the others say
+        return all(ended)
+
+    return drain if ends else None
+
+
 def _make_fresh(call: Call, prepared: LinkedModule, session: Session | None, announce: Announce | None) -> Instance:
     instance = Instance(
         prepared,
@@ -174,7 +187,7 @@ def _make_fresh(call: Call, prepared: LinkedModule, session: Session | None, ann
         services=call.services,
         wasi_config=call.config,
         deadline=call.ends,
-        drain=None if session is None else partial(end_session, session),
+        drain=_drain(call, session),
         layout=None if session is None else session.layout,
         announce=announce,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -122,16 +122,18 @@ class Offloading:
             if plans is None:
                 plans = self._plans(architecture, _as_it_is)
                 self._device_plans[architecture] = plans
-        with ExitStack() as stack:
 
-            def open_one() -> Session:
-                session = open_session(shared, tenant, "staged", with_layout=False)
-                stack.callback(end_session, session)
-                session.enter(deadline)
-                return self.watched(session)
+        def open_one() -> Session:
+            session = open_session(shared, tenant, "pinned", with_layout=False)
+            session.enter(deadline)
+            return self.watched(session)
 
-            costs = self._device_costs if shared.info.kind == "cuda" else None  # the emulator is not for speed
-            yield OffloadService(self.regions, plans, DeviceTarget(open_one), self._sampler, costs)
+        costs = self._device_costs if shared.info.kind == "cuda" else None  # the emulator is not for speed
+        target = DeviceTarget(open_one, end_session)
+        try:
+            yield OffloadService(self.regions, plans, target, self._sampler, costs, target.end)
+        finally:
+            target.end()
 
     def planned(self) -> list[PlanKey]:
         """Return for what plans for the host were asked for, in that order."""

@@ -30,7 +30,7 @@ from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.offload.program import NestProgram
-from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.offload.scheduling.plan import FUSED_SEQUENTIAL, plan
 from tensorwasm.runtime.offload.plan_job import FAILED, MAX_ANSWER_BYTES, MAX_JOB_BYTES, PLAN, PlanJob, decode, encode
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.instructions import Instruction
@@ -127,7 +127,8 @@ def plan_region(lone: LoneRegion, integers: Sequence[int], memory_bytes: int) ->
     local_values = {local: next(given) for local, kind in lone.region.inputs if kind in INTEGERS}
     global_values = {number: next(given) for number, _ in lone.region.globals}
     code = read_region(decode_module(lone.wasm), lone.region)
-    return plan(build_nest(code, local_values, global_values), memory_bytes)
+    nest = build_nest(code, local_values, global_values)
+    return plan(nest, memory_bytes, most_sequential=FUSED_SEQUENTIAL if lone.region.parts > 1 else None)
 
 
 def _compile_for_gpu(architecture: tuple[int, int], program: NestProgram) -> GpuCode:

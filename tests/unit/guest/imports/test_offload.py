@@ -217,3 +217,28 @@ def test_work_that_the_guest_has_begun_declines():
     service.is_busy = lambda: True
     assert make_guards([REGION])[0].body(call, *VALUES)[:2] == (0, ON)
     assert dict(service.use().declined) == {"busy": 1}
+
+
+def test_a_region_in_another_one_waits_for_that_ones_plan():
+    outer, inner, beside = (
+        LoopRegion(0, 0, 20, (), (), (), 1, 2),
+        LoopRegion(0, 0, 9, (), (), (), 1),
+        LoopRegion(0, 30, 39, (), (), (), 1),
+    )
+    asked, answer = [], Future()
+
+    def request(key):
+        asked.append(key.region)
+        return answer if key.region == 0 else ready(key)
+
+    plans = PlanCache(request, lambda code: code)
+    service = OffloadService([outer, inner, beside], plans, FakeTarget({}), ShadowSampler(b"", 3, 0))
+    call = FakeCall(services={SERVICE: service})
+    for number in (0, 1, 0, 1, 2):
+        service.run(number, [], call)
+    assert asked == [0, 2]
+    answer.set_result(PlanRefusal(DeclineReason.SEQUENTIAL))
+    for number in (0, 1, 1):
+        service.run(number, [], call)
+    assert asked == [0, 2, 1]
+    assert [each.taken for each in service.statistics] == [0, 1, 0]

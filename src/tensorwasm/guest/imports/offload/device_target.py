@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWasmError
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.guest.imports.offload.guest_pages import GuestPages
 from tensorwasm.guest.imports.offload.launches import Launch, PlanLaunches
 from tensorwasm.offload.codegen.arguments import storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FLAG_BYTES: Final = 8
 _RESULT_BYTES: Final = 8
+_SHOWN_BYTES: Final = 2048
 _SIZES: Final = {"i32": 4, "f32": 4, "i64": 8, "f64": 8}
 _ONE_THREAD: Final = LaunchConfig((1, 1, 1), (1, 1, 1))
 
@@ -35,14 +37,15 @@ class DeviceTarget:
     An error of the session declines as long as nothing was copied back.
     """
 
-    def __init__(self, open_session: Callable[[], Session]) -> None:
-        """Use the session that the function returns, which is called for the first plan that runs."""
+    def __init__(self, open_session: Callable[[], Session], end_session: Callable[[Session], bool]) -> None:
+        """Use the session that the first function returns, which is called for the first plan that runs.
+
+        The other one ends it, and returns whether nothing reaches the guest's memory any more.
+        """
         self.moved_bytes = 0
-        self.launches = PlanLaunches()
         self._open = open_session
-        self._session: Session | None = None
-        self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
-        self._kernels: dict[tuple[str, str], int] = {}  # ids of loaded kernels, by PTX and entry
+        self._end = end_session
+        self._parts: _DeviceParts | None = None
 
     def run(
         self,
@@ -54,9 +57,9 @@ class DeviceTarget:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
         with ExitStack() as stack:
             try:
-                if self._session is None:
-                    self._session = self._open()
-                run = stack.enter_context(_lent(self, self._session, plan, inputs, call))
+                if self._parts is None:
+                    self._parts = _DeviceParts(self._open())
+                run = stack.enter_context(_lent(self._parts, plan, inputs, call))
                 results = run.compute()
                 if kept is not None:
                     kept += run.read_written()
@@ -66,61 +69,97 @@ class DeviceTarget:
                 raise Declined(DeclineReason.DEVICE, f"{error.kind}: {error.message}") from error
             if kept is None:
                 run.give_back()
+            self.moved_bytes += run.moved_bytes
             return results
 
     def stop(self) -> None:
         """Stop kernels that run, from any thread."""
-        session = self._session
-        if session is not None:
-            session.stop_kernels()
+        parts = self._parts
+        if parts is not None:
+            parts.session.stop_kernels()
 
     def statistics(self) -> SessionStatistics | None:
         """Return what was used of the device, None for nothing."""
-        return None if self._session is None else self._session.statistics()
+        return None if self._parts is None else self._parts.session.statistics()
 
-    def load(self, session: Session, ptx: str, entry: str, call: HostCall) -> int:
+    def end(self) -> bool:
+        """Close the session; return whether nothing of it reaches the guest's memory any more."""
+        return self._parts is None or self._end(self._parts.session)
+
+
+class _DeviceParts:
+    """A session with what runs leave in it for later ones: buffers, kernels, and the registration of memory.
+
+    Attributes:
+        clean: whether the flag of the buffer of results is known to be 0.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.pages = GuestPages(session)
+        self.launches = PlanLaunches()
+        self.clean = True
+        self._shown = 0
+        self._free: list[tuple[int, int]] = []  # size and handle of buffers that no run uses
+        self._kernels: dict[tuple[str, str], int] = {}  # ids of loaded kernels, by PTX and entry
+
+    def load(self, ptx: str, entry: str, call: HostCall) -> int:
         """Return the id of a kernel."""
         kernel = self._kernels.get((ptx, entry))
         if kernel is None:
-            kernel = self._kernels[ptx, entry] = session.kernels.load(ptx.encode(), entry, call.deadline)
+            kernel = self._kernels[ptx, entry] = self.session.kernels.load(ptx.encode(), entry, call.deadline)
         return kernel
 
+    def shown(self, deadline: Deadline) -> int:
+        """Return the handle of a buffer of the flag and the results; the flag is 0."""
+        if not self._shown:
+            self._shown = self.session.buffers.allocate(_SHOWN_BYTES)
+        if not self.clean:
+            self.session.buffers.write(self._shown, bytes(_FLAG_BYTES), deadline)
+            self.clean = True
+        return self._shown
+
     @contextmanager
-    def lend(self, session: Session, sizes_bytes: Sequence[int], deadline: Deadline) -> Iterator[list[int]]:
+    def lend(self, sizes_bytes: Sequence[int], deadline: Deadline) -> Iterator[list[int]]:
         """Yield handles of buffers of at least these sizes."""
         lent: list[tuple[int, int]] = []
         try:
-            lent.extend(self._take(session, size_bytes, deadline) for size_bytes in sizes_bytes)
+            lent.extend(self._take(size_bytes, deadline) for size_bytes in sizes_bytes)
             yield [handle for _, handle in lent]
         finally:
             self._free += lent
 
-    def _take(self, session: Session, size_bytes: int, deadline: Deadline) -> tuple[int, int]:
+    def _take(self, size_bytes: int, deadline: Deadline) -> tuple[int, int]:
+        buffers = self.session.buffers
         fitting = [each for each in self._free if size_bytes <= each[0] <= 2 * size_bytes]
         if fitting:
             best = min(fitting)
             self._free.remove(best)
             return best
         try:
-            return size_bytes, session.buffers.allocate(size_bytes)
+            return size_bytes, buffers.allocate(size_bytes)
         except QuotaExceeded:
-            self.launches.forget(session, deadline)
+            self.launches.forget(self.session, deadline)
             while self._free:
-                session.buffers.free(self._free.pop()[1], deadline)
-            return size_bytes, session.buffers.allocate(size_bytes)
+                buffers.free(self._free.pop()[1], deadline)
+            if self._shown:  # it may hold a chunk of the pool alone; no run has it yet
+                shown, self._shown, self.clean = self._shown, 0, True
+                buffers.free(shown, deadline)
+            return size_bytes, buffers.allocate(size_bytes)
 
 
 @contextmanager
 def _lent(
-    target: DeviceTarget, session: Session, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall
+    parts: _DeviceParts, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall
 ) -> Iterator[_DeviceRun]:
     """Hold the buffers that a run needs."""
     arguments = plan.program.arguments
     sizes = [array.size_bytes for array in arguments.arrays]
     sizes += [storage_bytes(cell) for cell in arguments.cells]
-    sizes.append(_FLAG_BYTES + _RESULT_BYTES * len(arguments.results))
-    with target.lend(session, sizes, call.deadline) as (*buffers, shown):
-        yield _DeviceRun(target, session, plan, inputs, call, buffers, shown)
+    if _FLAG_BYTES + _RESULT_BYTES * len(arguments.results) > _SHOWN_BYTES:
+        raise Declined(DeclineReason.TOO_LARGE, "results")
+    with parts.lend(sizes, call.deadline) as buffers:
+        yield _DeviceRun(parts, plan, inputs, call, buffers, parts.shown(call.deadline))
 
 
 @dataclass(slots=True)
@@ -130,34 +169,38 @@ class _DeviceRun:
     Attributes:
         buffers: of the arrays, then of the cells.
         shown: a buffer of the flag and the results.
+        moved_bytes: copied to and from the device.
     """
 
-    target: DeviceTarget
-    session: Session
+    parts: _DeviceParts
     plan: ReadyPlan[GpuCode]
     inputs: Mapping[int, int]
     call: HostCall
     buffers: list[int]
     shown: int
+    moved_bytes: int = 0
 
     def compute(self) -> dict[int, int]:
         """Copy arrays to the device and run all kernels; return the results, by local."""
-        deadline = self.call.deadline
+        parts, results = self.parts, self.plan.program.arguments.results
+        parts.pages.reach(self.plan.program.arguments.arrays, self.call.memory, self.call.deadline)
         for array, handle in self._arrays():
-            self.session.buffers.write(handle, self.call.memory.view(array.first, array.size_bytes), deadline)
-            self.target.moved_bytes += array.size_bytes
-        self.session.buffers.write(self.shown, bytes(_FLAG_BYTES), deadline)
+            if not array.filled:
+                parts.pages.copy_in(handle, array, self.call)
+                self.moved_bytes += array.size_bytes
+        parts.clean = False
         inputs = [self.inputs[local] for local, _ in self.plan.program.arguments.inputs]
         key = (self.plan, *self.buffers, self.shown, *inputs)
-        self.target.launches.run(self.session, key, self._all_launches(), self.call)
-        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(self.plan.program.arguments.results))
-        self.session.buffers.read(self.shown, memoryview(shown), deadline)
+        parts.launches.run(parts.session, key, self._launches(), self.call)
+        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(results))
+        parts.session.buffers.read(self.shown, memoryview(shown), self.call.deadline)
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
+        parts.clean = True
         places = range(_FLAG_BYTES, len(shown), _RESULT_BYTES)
         computed = {
             local: int.from_bytes(shown[place : place + _SIZES[kind]], "little")
-            for place, (local, kind) in zip(places, self.plan.program.arguments.results, strict=True)
+            for place, (local, kind) in zip(places, results, strict=True)
         }
         return {**computed, **self.plan.program.known}
 
@@ -165,50 +208,52 @@ class _DeviceRun:
         """Copy to the guest's memory what kernels may have written."""
         for array, handle in self._arrays():
             if array.written:
-                into = self.call.memory.view(array.first, array.size_bytes)
-                self.session.buffers.read(handle, into, self.call.deadline)
-                self.target.moved_bytes += array.size_bytes
+                self.parts.pages.copy_out(handle, array, self.call)
+                self.moved_bytes += array.size_bytes
+        self.parts.pages.finish(self.call.deadline)
 
     def read_written(self) -> Iterator[tuple[int, bytes]]:
         """Yield where kernels may have written, and what is there now."""
         for array, handle in self._arrays():
             if array.written:
                 content = bytearray(array.size_bytes)
-                self.session.buffers.read(handle, memoryview(content), self.call.deadline)
+                self.parts.session.buffers.read(handle, memoryview(content), self.call.deadline)
                 yield array.first, bytes(content)
 
     def _arrays(self) -> Iterator[tuple[Array, int]]:
         return zip(self.plan.program.arguments.arrays, self.buffers, strict=False)
 
-    def _all_launches(self) -> Iterator[Launch]:
-        yield from self._steps(self.plan.program.steps, self.plan.program.sizes)
-        if self.plan.code.results is not None:
-            yield self._launch(self.plan.code.results, _ONE_THREAD, [BufferOffset(self.shown, _FLAG_BYTES)])
-
-    def _steps(self, steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]) -> Iterator[Launch]:
-        for step in steps:
-            if isinstance(step, Kernel):
-                yield from self._kernel(self.plan.code.kernels[step.number], variables, last=step is steps[-1])
-                continue
-            known = {name: (value, value) for name, value in variables.items()}
-            (first, _), (last, _) = (evaluated(bound, known.__getitem__) for bound in (step.first, step.last))
-            for number in range(first, last + 1):
-                yield from self._steps(step.body, {**variables, step.variable: number})
-
-    def _kernel(self, kernel: GpuKernel, variables: Mapping[str, int], *, last: bool) -> Iterator[Launch]:
-        config = grid_of(kernel, variables)
-        if config is not None:
-            values = [variables[name] if name in kernel.used else 0 for name in kernel.variables]
-            given = [Scalar(value.to_bytes(8, "little", signed=True)) for value in values]
-            yield self._launch(kernel.entry, config, given, last=last)
-
-    def _launch(self, entry: str, config: LaunchConfig, given: Sequence[Argument], *, last: bool = True) -> Launch:
-        code = self.plan.code
-        kernel = self.target.load(self.session, code.ptx, entry, self.call)
-        origins = [array.origin for array in self.plan.program.arguments.arrays]
+    def _launches(self) -> Iterator[Launch]:
+        """Yield all launches in order."""
+        program, code = self.plan.program, self.plan.code
+        origins = [array.origin for array in program.arguments.arrays]
         buffers = [BufferOffset(handle, origin) for handle, origin in zip_longest(self.buffers, origins, fillvalue=0)]
         inputs = [
-            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little"))
-            for local, kind in self.plan.program.arguments.inputs
+            Scalar(self.inputs[local].to_bytes(_SIZES[kind], "little")) for local, kind in program.arguments.inputs
         ]
-        return Launch(kernel, config, (*buffers, *inputs, *given, BufferOffset(self.shown, 0)), last)
+        given: tuple[Argument, ...] = (*buffers, *inputs)
+        shown = BufferOffset(self.shown, 0)
+        for kernel, variables, last in _kernels_in(self.plan, program.steps, program.sizes):
+            config = grid_of(kernel, variables)
+            if config is not None:
+                values = [variables[name] if name in kernel.used else 0 for name in kernel.variables]
+                scalars = [Scalar(value.to_bytes(8, "little", signed=True)) for value in values]
+                loaded = self.parts.load(code.ptx, kernel.entry, self.call)
+                yield Launch(loaded, config, (*given, *scalars, shown), last)
+        if code.results is not None:
+            loaded = self.parts.load(code.ptx, code.results, self.call)
+            yield Launch(loaded, _ONE_THREAD, (*given, BufferOffset(self.shown, _FLAG_BYTES), shown), last=True)
+
+
+def _kernels_in(
+    plan: ReadyPlan[GpuCode], steps: Sequence[HostLoop | Kernel], variables: Mapping[str, int]
+) -> Iterator[tuple[GpuKernel, Mapping[str, int], bool]]:
+    """Yield the kernels of steps in order, with the values of the variables around each, and if it is a turn's last."""
+    for step in steps:
+        if isinstance(step, Kernel):
+            yield plan.code.kernels[step.number], variables, step is steps[-1]
+            continue
+        known = {name: (value, value) for name, value in variables.items()}
+        (first, _), (last, _) = (evaluated(bound, known.__getitem__) for bound in (step.first, step.last))
+        for number in range(first, last + 1):
+            yield from _kernels_in(plan, step.body, {**variables, step.variable: number})

@@ -23,7 +23,7 @@ from tensorwasm.offload.cut import COMPARED, INTERFACE, OFF, ON, guard_name, gua
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
 from tensorwasm.offload.polling import BUDGET, POLL
-from tensorwasm.values import MOST_MISMATCHES, OffloadUse
+from tensorwasm.values import MOST_MISMATCHES, Deadline, OffloadUse
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.session import SessionStatistics
@@ -119,6 +119,8 @@ class OffloadService(Generic[_Plan]):
         is_busy: returns whether work that the guest has begun may reach its memory: then all regions run in the guest.
         stop: stops kernels that run; for any thread.
         device_statistics: returns what was used of a device, None for nothing.
+        drain: called before the instance's memory goes; returns whether the target reaches it no more. None if it does
+            so in calls only.
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class OffloadService(Generic[_Plan]):
         target: OffloadTarget[_Plan],
         sampler: ShadowSampler,
         costs: RegionCosts | None = None,
+        drain: Callable[[], bool] | None = None,
     ) -> None:
+        self.drain = drain
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
         self._plans = plans
@@ -145,6 +149,8 @@ class OffloadService(Generic[_Plan]):
         self._left = [MOST_DECLINES for _ in regions]  # declines of each guard until it is off
         self._asked: Counter[int] = Counter()  # how often each was called while its code was being made
         self._first_asked_ns: dict[int, int] = {}
+        self._around = _around(regions)
+        self._pending: set[int] = set()  # regions whose plans were not ready when they were last asked for
 
     def is_off(self, number: int) -> bool:
         """Return whether the guard of a region need not be called any more: it nearly always declines."""
@@ -218,7 +224,7 @@ class OffloadService(Generic[_Plan]):
             return None
         began_ns = time.perf_counter_ns()
         key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
-        plan = self._plans.find(key, call.deadline)
+        plan = self._find(key, call.deadline)
         found_ns = time.perf_counter_ns()
         statistics.planned_s += (found_ns - began_ns) * 1e-9
         if isinstance(plan, PlanRefusal):
@@ -251,11 +257,24 @@ class OffloadService(Generic[_Plan]):
 
     def _refusal(self, number: int) -> PlanRefusal | None:
         """Return why a region is not looked at now."""
-        if self._sampler.is_off(number):
+        around = self._around[number]
+        if self._sampler.is_off(number) or (around is not None and self._sampler.is_off(around)):
             return _DIFFERED
         if self._shadow is not None:  # nothing in a region that is compared runs elsewhere
             return NOT_READY
         return _BUSY if self.is_busy is not None and self.is_busy() else None
+
+    def _find(self, key: PlanKey, deadline: Deadline) -> _Plan | PlanRefusal:
+        """Return a plan of a region; none is asked for while that of the region around it is made."""
+        around = self._around[key.region]
+        if around is not None and around in self._pending and not self.is_off(around):
+            return NOT_READY
+        plan = self._plans.find(key, deadline)
+        if plan is NOT_READY:
+            self._pending.add(key.region)
+        else:
+            self._pending.discard(key.region)
+        return plan
 
     def _count_decline(self, number: int, refusal: PlanRefusal, now_ns: int) -> None:
         """Bring a guard nearer to being off; asking for what is being made does so only as far as it costs much."""
@@ -284,6 +303,19 @@ class OffloadService(Generic[_Plan]):
             if self._nans[key] < MOST_NANS:
                 return
         self._plans.refuse(key, refusal)
+
+
+def _around(regions: Sequence[LoopRegion]) -> list[int | None]:
+    """Return for each region the number of the one that it is in, which comes before it; None if there is none."""
+    found: list[int | None] = []
+    outer: int | None = None
+    for number, region in enumerate(regions):
+        if outer is not None and (regions[outer].function, regions[outer].end) < (region.function, region.end):
+            outer = None
+        found.append(outer)
+        if region.parts > 1:
+            outer = number
+    return found
 
 
 def _integers(region: LoopRegion, values: Sequence[int]) -> tuple[int, ...]:
