@@ -17,11 +17,11 @@ from tensorwasm.offload.nest import (
     Index,
     Input,
     Load,
-    Scalar,
     SetCell,
     Statement,
     Store,
     Term,
+    TurningScalar,
     Value,
     While,
 )
@@ -151,7 +151,7 @@ class _Values:
     def __init__(self, arrays: Mapping[Load | Store, int], firsts: Mapping[int, int]) -> None:
         self._arrays = arrays
         self._firsts = firsts
-        self._scalars: dict[Scalar, str] = {}
+        self._scalars: dict[TurningScalar, str] = {}
 
     def place(self, access: Load | Store) -> str:
         """Return what an access touches."""
@@ -179,7 +179,7 @@ class _Values:
                 return f"local{local}"
             case Index(affine=affine):
                 return f"({_affine(affine)})"
-            case Carried() | Scalar():
+            case Carried() | TurningScalar():
                 return _cell(value.cell) if isinstance(value, Carried) else self._scalars[value]
             case Load():
                 return self.place(value)

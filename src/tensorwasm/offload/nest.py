@@ -152,13 +152,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scalar:
+class TurningScalar:
     """What a `While` changes: its content when a turn begins, and behind the loop that in the end."""
 
     type: ValueType
 
 
-Value = Constant | Input | Index | Carried | Operation | Load | Scalar
+Value = Constant | Input | Index | Carried | Operation | Load | TurningScalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +201,7 @@ class While:
     counter: int
     turns: Affine | None
     entered: Value | None
-    scalars: tuple[Scalar, ...]
+    scalars: tuple[TurningScalar, ...]
     initial: tuple[Value, ...]
     effects: tuple[Load | While, ...]
     after: tuple[Value, ...]

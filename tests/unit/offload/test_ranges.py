@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorwasm.offload.codegen.linear import linear
-from tensorwasm.offload.codegen.ranges import least
+from tensorwasm.offload.codegen.linear import least, linear
 from tensorwasm.offload.program import Compute, For
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from tensorwasm.offload.affine import counter, substitute
 from tensorwasm.offload.analysis.draft import LocalValue, LoopDraft, StatementDraft, statements
-from tensorwasm.offload.analysis.overlap import may_overlap
+from tensorwasm.offload.analysis.recording import may_overlap
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import (
@@ -21,10 +21,10 @@ from tensorwasm.offload.nest import (
     Loop,
     Nest,
     Operation,
-    Scalar,
     SetCell,
     Statement,
     Store,
+    TurningScalar,
     Value,
     While,
     values_of,
@@ -62,7 +62,7 @@ class _Finish:
     def __init__(self, walk: CodeWalk, results: Mapping[int, Value]) -> None:
         self.walk = walk
         self.results = results
-        self.spilled: dict[Load | Scalar, Cell] = {}
+        self.spilled: dict[Load | TurningScalar, Cell] = {}
         self.repeated: dict[StatementDraft, list[Load]] = {}
         self.new_cells: dict[Cell, Cell] = {}
         self.loops = 0
@@ -75,7 +75,7 @@ class _Finish:
         for draft in drafts:
             for value in leaves(values_of(draft.effects)):
                 self.count_node()
-                if isinstance(value, Scalar) and self.walk.scalars[value] is not draft:
+                if isinstance(value, TurningScalar) and self.walk.scalars[value] is not draft:
                     self._spill(value)
                 elif isinstance(value, Load) and self.walk.loads[value].statement is not draft:
                     if self._may_repeat(value, draft):
@@ -83,7 +83,7 @@ class _Finish:
                     else:
                         self._spill(value)
         for value in leaves(self.results.values()):
-            if isinstance(value, Load | Scalar):
+            if isinstance(value, Load | TurningScalar):
                 self._spill(value)
         self._drop_virtual_loads(drafts)
         body = self._body(self.walk.body, {})
@@ -123,11 +123,11 @@ class _Finish:
         end = draft.began if draft.loops == around else draft.loops[len(around)].ended
         return not any(there.time < store.time <= end and may_overlap(there, store) for store in self.walk.stores)
 
-    def _spill(self, value: Load | Scalar) -> None:
+    def _spill(self, value: Load | TurningScalar) -> None:
         """Keep what a load has read, or a loop of data has computed, in a cell."""
         if value not in self.spilled:
             walk = self.walk
-            draft = walk.scalars[value] if isinstance(value, Scalar) else walk.loads[value].statement
+            draft = walk.scalars[value] if isinstance(value, TurningScalar) else walk.loads[value].statement
             cell = walk.new_cell(value.type, tuple([loop.counter for loop in draft.loops]))
             self.spilled[value] = cell
             draft.effects.append(SetCell(cell, value))
@@ -201,7 +201,7 @@ class _Rebuild:
         self.nest.loops += 1
         entered = None if loop.entered is None else self.value(loop.entered)
         initial = [self.value(value) for value in loop.initial]
-        scalars = [Scalar(scalar.type) for scalar in loop.scalars]
+        scalars = [TurningScalar(scalar.type) for scalar in loop.scalars]
         self.done.update(zip(loop.scalars, scalars, strict=True))
         turns = None if loop.turns is None else substitute(loop.turns, self.numbers)
         self.numbers[loop.counter] = counter(number)
@@ -225,6 +225,6 @@ class _Rebuild:
             return Index(value.type, substitute(value.affine, self.numbers))
         if isinstance(value, Carried):
             return Carried(self.nest.cell(value.cell, self.numbers))
-        if isinstance(value, Load | Scalar):
+        if isinstance(value, Load | TurningScalar):
             return Carried(self.nest.cell(self.nest.spilled[value], self.numbers))
         return value

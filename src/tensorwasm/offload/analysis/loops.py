@@ -6,7 +6,7 @@ from tensorwasm.offload.affine import counter, counters, shift, subtract
 from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, LoopDraft, WalkState
 from tensorwasm.offload.analysis.integers import BITS, Comparison, Integer
 from tensorwasm.offload.analysis.merging import unite_ways
-from tensorwasm.offload.analysis.overlap import may_overlap, may_overlap_other_iteration
+from tensorwasm.offload.analysis.recording import may_overlap, may_overlap_other_iteration
 from tensorwasm.offload.analysis.recurrences import LoopPlan, plan_loop
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
@@ -21,8 +21,8 @@ from tensorwasm.offload.nest import (
     Index,
     Load,
     Operation,
-    Scalar,
     SetCell,
+    TurningScalar,
     Value,
     ValueType,
 )
@@ -316,7 +316,7 @@ class LoopRecord:
                 self.behind.append(result)
             elif self.loop in self.walk.loads[value].statement.loops:
                 result = None
-        elif isinstance(value, Scalar):
+        elif isinstance(value, TurningScalar):
             result = None if self.loop in self.walk.scalars[value].loops else value
         elif isinstance(value, Operation):
             operands = [self._free_value(operand, done) for operand in value.operands]

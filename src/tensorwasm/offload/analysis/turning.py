@@ -11,7 +11,7 @@ from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock, locals_of
 from tensorwasm.offload.analysis.walk import CodeWalk
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Constraint, Load, Scalar, Value, While
+from tensorwasm.offload.nest import Constraint, Load, TurningScalar, Value, While
 
 
 class TurningRecord:
@@ -22,7 +22,7 @@ class TurningRecord:
         self.turns = None if plan.bound is None else plan.bound[1]
         place = None if plan.bound is None else plan.bound[0]
         self.frame = LabelFrame(block, len(state.stack), 0, is_loop=True, bound=place)
-        self.scalars: dict[int, Scalar] = {}
+        self.scalars: dict[int, TurningScalar] = {}
         self.initial: list[Value] = []
 
     def run(self) -> list[WalkState]:
@@ -49,10 +49,10 @@ class TurningRecord:
         walk.frames.pop()
         return self._finish(start, [*leavers, *self.frame.exits], effects)
 
-    def _scalar(self, local: int) -> Scalar:
+    def _scalar(self, local: int) -> TurningScalar:
         walk, value = self.walk, self.state.locals[local]
         kind = walk.types[local]
-        self.scalars[local] = Scalar(kind)
+        self.scalars[local] = TurningScalar(kind)
         self.initial.append(walk.constant(kind, 0) if value is None else walk.value(value))
         return self.scalars[local]
 
@@ -79,7 +79,7 @@ class TurningRecord:
             raise Declined(DeclineReason.CONTROL_FLOW, "how a loop of data goes on")
         after = [walk.value(self._held(ends[0], local)) for local in self.scalars]
         marker = walk.value(ends[0].stack[0])
-        chosen = Scalar("i32")
+        chosen = TurningScalar("i32")
         scalars = [*self.scalars.values(), *([chosen] if len(targets) > 1 else [])]
         if len(targets) > 1:
             self.initial.append(walk.constant("i32", 0))
@@ -133,7 +133,7 @@ class TurningRecord:
             raise Declined(DeclineReason.MALFORMED)
         return value  # type: ignore[return-value]  # `CodeWalk.value` takes comparisons too
 
-    def _continued(self, targets: list[int | None], chosen: Scalar) -> list[WalkState]:
+    def _continued(self, targets: list[int | None], chosen: TurningScalar) -> list[WalkState]:
         """Send the state to each label that the loop leaves to."""
         walk, ways = self.walk, [self.state]
         for index in range(1, len(targets)):

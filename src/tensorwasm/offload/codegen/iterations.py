@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tensorwasm.offload.codegen.linear import Linear, affine_form, linear, scaled, weighted
-from tensorwasm.offload.codegen.ranges import least
+from tensorwasm.offload.codegen.linear import Linear, affine_form, least, linear, scaled, weighted
 from tensorwasm.offload.nest import (
     Affine,
     Cell,

@@ -25,9 +25,9 @@ from tensorwasm.offload.nest import (
     Input,
     Load,
     Operation,
-    Scalar,
     SetCell,
     Store,
+    TurningScalar,
     Value,
     While,
 )
@@ -76,7 +76,7 @@ class ThreadWriter:
         self._storage = {storage.cell: storage for storage in program.cells}
         self._private: dict[tuple[int, Cell], tuple[str, int]] = {}
         self._kept: dict[tuple[int, int, Linear], str] = {}
-        self._scalars: dict[tuple[int, Scalar], str] = {}
+        self._scalars: dict[tuple[int, TurningScalar], str] = {}
         self._active: SsaValue | None = None  # lanes, in a loop of data
         self._nans: dict[int, str] = {}
 
@@ -341,7 +341,7 @@ class ThreadWriter:
                 return self.values.index(form, value.type, scope, step, lanes)
             case Carried():
                 return self._carried(value.cell, iteration, scope)
-            case Scalar():
+            case TurningScalar():
                 return self._asm.read(self._scalars[scope.row, value], value.type, scope.count)
             case Operation():
                 if (shown := shown_operand(value, self._plan.unknown)) is not None:

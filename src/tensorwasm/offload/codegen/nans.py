@@ -12,9 +12,9 @@ from tensorwasm.offload.nest import (
     Cell,
     Load,
     Operation,
-    Scalar,
     SetCell,
     Store,
+    TurningScalar,
     Value,
     accesses_of,
     values_of,
@@ -32,7 +32,7 @@ def unknown_values(program: NestProgram, *, gpu: bool) -> set[Value]:
     the NaN of ``abs`` and ``neg`` open, and LLVM makes these of integer instructions too.
     """
     effects = [effect for statement, _ in statements_of(program.nest.body) for effect in statement.effects]
-    changes: list[tuple[Cell | Scalar, Value]] = [
+    changes: list[tuple[Cell | TurningScalar, Value]] = [
         (each.cell, each.value) for each in effects if isinstance(each, SetCell)
     ]
     for loop in whiles_of(effects):
@@ -43,7 +43,7 @@ def unknown_values(program: NestProgram, *, gpu: bool) -> set[Value]:
     array_of = program.array_of  # without statements that never run
     written = {array_of[effect] for effect in accesses if isinstance(effect, Store) and effect in array_of}
     loads = {load for load in roots if array_of.get(load) in written}
-    variables: set[Cell | Scalar] = set()
+    variables: set[Cell | TurningScalar] = set()
     while True:
         unknown: set[Value] = {load for load in loads if load.type in {"f32", "f64"}}
         for value in values:
@@ -60,8 +60,8 @@ def _shown_operands(values: list[Value]) -> set[Value]:
     return {value.operands[SHOWS_BITS[value.opcode]] for value in operations}
 
 
-def _is_unknown(value: Value, unknown: set[Value], variables: set[Cell | Scalar], *, gpu: bool) -> bool:
-    if isinstance(value, Carried | Scalar):
+def _is_unknown(value: Value, unknown: set[Value], variables: set[Cell | TurningScalar], *, gpu: bool) -> bool:
+    if isinstance(value, Carried | TurningScalar):
         return (value.cell if isinstance(value, Carried) else value) in variables
     if not isinstance(value, Operation) or value.type not in {"f32", "f64"}:
         return False

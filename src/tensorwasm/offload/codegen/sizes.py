@@ -22,9 +22,9 @@ from tensorwasm.offload.nest import (
     Input,
     Load,
     Operation,
-    Scalar,
     SetCell,
     Store,
+    TurningScalar,
     Value,
     While,
     accesses_of,
@@ -298,7 +298,7 @@ class _Described:
         self._program = program
         self._origins = {array.number: array.first + array.origin for array in program.arrays}
         self._numbers: dict[Value, int] = {}
-        self._scalars: dict[Scalar, int] = {}
+        self._scalars: dict[TurningScalar, int] = {}
 
     def effect(self, effect: Effect) -> None:
         match effect:
@@ -335,7 +335,7 @@ class _Described:
                 return type(value), value.bits if isinstance(value, Constant) else value.local
             case Index():
                 return value.affine
-            case Carried() | Scalar():
+            case Carried() | TurningScalar():
                 return type(value).__name__, value.cell.number if isinstance(value, Carried) else self._scalars[value]
             case Load():
                 return self._place(value)
