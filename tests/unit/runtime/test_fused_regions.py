@@ -8,6 +8,7 @@ from loops import compile_c
 from tensorwasm.errors import GuestTrap, InvokeTimeout
 from tensorwasm.guest.imports.offload.device_target import DeviceTarget
 from tensorwasm.guest.sandbox.state import GuestState
+from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
 from tensorwasm.values import Deadline
@@ -82,6 +83,12 @@ void EXPORT(steps)(int t) {
   }
 }
 """
+
+
+@pytest.fixture(autouse=True)
+def whatever_it_costs(monkeypatch):
+    """Have small loops run elsewhere, too."""
+    monkeypatch.setattr(RegionCosts, "choose", lambda *_: RunPlace.ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
