@@ -134,7 +134,7 @@ def _numbers(part: HostLoop | Kernel | For | If | Execute) -> Iterator[int]:
 
 def _effects(statement: Statement, arrays: Mapping[Load | Store, int], firsts: Mapping[int, int]) -> Iterator[str]:
     """Yield what a statement stores and hands on; its loads are where their values are used."""
-    texts = _Values(arrays, firsts)
+    texts = _ValueTexts(arrays, firsts)
     for effect in statement.effects:
         match effect:
             case Store(value=value):
@@ -145,7 +145,7 @@ def _effects(statement: Statement, arrays: Mapping[Load | Store, int], firsts: M
                 yield from texts.turns(effect)
 
 
-class _Values:
+class _ValueTexts:
     """Texts of values, with arrays for addresses."""
 
     def __init__(self, arrays: Mapping[Load | Store, int], firsts: Mapping[int, int]) -> None:

@@ -73,6 +73,15 @@ def test_figures_of_other_code_are_not_taken(tmp_path):
     assert again.find(OffloadedFigures, "gemm", ["a machine", "old code"]) == TAKEN
 
 
+def test_figures_depend_on_the_sizes_of_both_calls(monkeypatch):
+    program = read_programs("small", "gemm")[0]
+    larger = replace(program, sizes=(80, 90, 100))
+    assert program.digest != larger.digest
+    before = program.digest
+    monkeypatch.setattr(type(program), "other_sizes", property(lambda self: self.sizes))
+    assert program.digest != before
+
+
 def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "state"
     path.write_text("no figures")

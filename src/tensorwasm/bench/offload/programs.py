@@ -93,7 +93,7 @@ class BenchProgram:
     @property
     def digest(self) -> str:
         """A hash of everything that a figure of wasmtime or of a native compiler depends on."""
-        parts = (self.wasm, self.source, self.header, repr(self.sizes).encode())
+        parts = (self.wasm, self.source, self.header, repr((self.sizes, self.other_sizes)).encode())
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tensorwasm.offload.affine import counter, shift, subtract
-from tensorwasm.offload.analysis.bulk import record_copy, record_fill
 from tensorwasm.offload.analysis.draft import LabelFrame, LocalValue, WalkState
 from tensorwasm.offload.analysis.integers import (
     BITS,
@@ -20,7 +19,7 @@ from tensorwasm.offload.analysis.integers import (
     truth,
 )
 from tensorwasm.offload.analysis.merging import merge, merge_roughly
-from tensorwasm.offload.analysis.recording import Recorder
+from tensorwasm.offload.analysis.recording import Recorder, record_copy, record_fill
 from tensorwasm.offload.analysis.scope import Scope, Split
 from tensorwasm.offload.analysis.tree import CodeBlock
 from tensorwasm.offload.analysis.trips import ExitTest

@@ -12,16 +12,14 @@ from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Nest, whiles_of
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.dependences import dependences
-from tensorwasm.offload.scheduling.filling import arrays_with_filled
 from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.residing import reloading, resident
-from tensorwasm.offload.scheduling.rewriting import divided, statements_in
+from tensorwasm.offload.scheduling.rewriting import divided, split, statements_in
 from tensorwasm.offload.scheduling.scanning import Scanner
 from tensorwasm.offload.scheduling.schedule import Step, left_to_one_thread, schedule, sequential
-from tensorwasm.offload.scheduling.splitting import split
-from tensorwasm.offload.scheduling.storage import storages
+from tensorwasm.offload.scheduling.storage import arrays_with_filled, storages
 
 MAX_OPERATIONS: Final = 3_000_000
 """Of isl in one analysis, which are about half a second."""

@@ -87,7 +87,8 @@ def prepare_form(
 def _offload(call: Call, offloading: Offloading, session: Session | None) -> Iterator[None]:
     """Attach what guards do; they decline while the guest's own session has work under way."""
     function = call.function
-    with offloading.serving(function.offload, function.host.share, call.tenant, call.ends) as service:
+    place = function.offload, function.host.share, call.tenant, call.ends
+    with offloading.serving(*place, registers=session is None) as service:
         if session is not None:
             service.is_busy = partial(_is_busy, session)
         call.services[SERVICE] = call.offload = service

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tensorwasm.offload.codegen.nvptx import GpuCode
     from tensorwasm.offload.module import CutModule
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
-    from tensorwasm.values import Deadline, OffloadMode
+    from tensorwasm.values import Deadline, MemoryKind, OffloadMode
 
 _Code = TypeVar("_Code")
 _NEWEST_ARCHITECTURE: Final = (9, 0)
@@ -77,7 +77,7 @@ class Offloading:
 
     @contextmanager
     def serving(
-        self, mode: OffloadMode, share: Callable[[], SharedDevice], tenant: str, deadline: Deadline
+        self, mode: OffloadMode, share: Callable[[], SharedDevice], tenant: str, deadline: Deadline, *, registers: bool
     ) -> Iterator[OffloadService[Any]]:
         """Yield what guards do for one instance; count it when the instance has ended.
 
@@ -86,11 +86,12 @@ class Offloading:
             share: opens the device.
             tenant: whose account device memory is charged to, and whose share of the host's threads is used.
             deadline: of the call.
+            registers: whether the guest's pages may be registered with the device: no other session does so.
         """
         if mode == "cpu" or (mode == "auto" and share().info.kind != "cuda"):
             service: AbstractContextManager[OffloadService[Any]] = nullcontext(self._host_service(tenant))
         else:
-            service = self._device_service(share(), tenant, deadline)
+            service = self._device_service(share(), tenant, deadline, "pinned" if registers else "staged")
         with service as serving:
             try:
                 yield serving
@@ -114,7 +115,7 @@ class Offloading:
 
     @contextmanager
     def _device_service(
-        self, shared: SharedDevice, tenant: str, deadline: Deadline
+        self, shared: SharedDevice, tenant: str, deadline: Deadline, memory: MemoryKind
     ) -> Iterator[OffloadService[ReadyPlan[GpuCode]]]:
         architecture = min(shared.info.compute_capability, _NEWEST_ARCHITECTURE)
         with self._lock:
@@ -124,7 +125,7 @@ class Offloading:
                 self._device_plans[architecture] = plans
 
         def open_one() -> Session:
-            session = open_session(shared, tenant, "pinned", with_layout=False)
+            session = open_session(shared, tenant, memory, with_layout=False)
             session.enter(deadline)
             return self.watched(session)
 

@@ -12,7 +12,7 @@ from tensorwasm.errors import GuestTrap, InvokeTimeout, QuotaExceeded, TensorWas
 from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.offload.guest_pages import GuestPages
-from tensorwasm.guest.imports.offload.launches import Launch, PlanLaunches
+from tensorwasm.guest.imports.offload.launches import PlanLaunch, PlanLaunches
 from tensorwasm.offload.codegen.arguments import storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
 from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, grid_of
@@ -223,7 +223,7 @@ class _DeviceRun:
     def _arrays(self) -> Iterator[tuple[Array, int]]:
         return zip(self.plan.program.arguments.arrays, self.buffers, strict=False)
 
-    def _launches(self) -> Iterator[Launch]:
+    def _launches(self) -> Iterator[PlanLaunch]:
         """Yield all launches in order."""
         program, code = self.plan.program, self.plan.code
         origins = [array.origin for array in program.arguments.arrays]
@@ -239,10 +239,10 @@ class _DeviceRun:
                 values = [variables[name] if name in kernel.used else 0 for name in kernel.variables]
                 scalars = [Scalar(value.to_bytes(8, "little", signed=True)) for value in values]
                 loaded = self.parts.load(code.ptx, kernel.entry, self.call)
-                yield Launch(loaded, config, (*given, *scalars, shown), last)
+                yield PlanLaunch(loaded, config, (*given, *scalars, shown), last)
         if code.results is not None:
             loaded = self.parts.load(code.ptx, code.results, self.call)
-            yield Launch(loaded, _ONE_THREAD, (*given, BufferOffset(self.shown, _FLAG_BYTES), shown), last=True)
+            yield PlanLaunch(loaded, _ONE_THREAD, (*given, BufferOffset(self.shown, _FLAG_BYTES), shown), last=True)
 
 
 def _kernels_in(

@@ -34,7 +34,7 @@ LEAST_LAUNCHES: Final = 8
 _OWN: Final = 0
 
 
-class Launch(NamedTuple):
+class PlanLaunch(NamedTuple):
     """One launch; a piece may end behind it if ``last`` is set."""
 
     kernel: int
@@ -44,7 +44,7 @@ class Launch(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
+class _LaunchPiece:
     """Launches in order.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Piece:
         runs: how often they were made.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[PlanLaunch, ...]
     graph: int | None = None
     runs: int = 0
 
@@ -61,11 +61,11 @@ class PlanLaunches:
     """The launches of an instance's plans. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._sequences: OrderedDict[Hashable, list[_Piece]] = OrderedDict()
-        self._graphs: OrderedDict[_Piece, None] = OrderedDict()
+        self._sequences: OrderedDict[Hashable, list[_LaunchPiece]] = OrderedDict()
+        self._graphs: OrderedDict[_LaunchPiece, None] = OrderedDict()
         self._may_record = True
 
-    def run(self, session: Session, key: Hashable, launches: Iterator[Launch], call: HostCall) -> None:
+    def run(self, session: Session, key: Hashable, launches: Iterator[PlanLaunch], call: HostCall) -> None:
         """Make all launches.
 
         Args:
@@ -94,7 +94,7 @@ class PlanLaunches:
             self._drop(session, pieces, deadline)
         self._sequences.clear()
 
-    def _run_piece(self, session: Session, piece: _Piece, call: HostCall, *, again: bool) -> None:
+    def _run_piece(self, session: Session, piece: _LaunchPiece, call: HostCall, *, again: bool) -> None:
         if again and piece.graph is None and self._may_record and len(piece.launches) >= LEAST_LAUNCHES:
             self._record(session, piece, call)
         piece.runs += 1
@@ -104,7 +104,7 @@ class PlanLaunches:
             self._graphs.move_to_end(piece)
             session.graphs.replay(piece.graph, None, call.deadline)
 
-    def _record(self, session: Session, piece: _Piece, call: HostCall) -> None:
+    def _record(self, session: Session, piece: _LaunchPiece, call: HostCall) -> None:
         """Record a piece, if the session takes it."""
         if len(self._graphs) == MOST_GRAPHS:
             self._drop(session, [next(iter(self._graphs))], call.deadline)
@@ -127,7 +127,7 @@ class PlanLaunches:
             else:
                 session.graphs.close(graph, call.deadline)
 
-    def _drop(self, session: Session, pieces: Iterable[_Piece], deadline: Deadline) -> None:
+    def _drop(self, session: Session, pieces: Iterable[_LaunchPiece], deadline: Deadline) -> None:
         for piece in dict.fromkeys(pieces):
             if piece.graph is not None:
                 session.graphs.close(piece.graph, deadline)
@@ -135,25 +135,25 @@ class PlanLaunches:
                 del self._graphs[piece]
 
 
-def _submit(session: Session, launches: Iterable[Launch], call: HostCall) -> None:
+def _submit(session: Session, launches: Iterable[PlanLaunch], call: HostCall) -> None:
     for launch in launches:
         call.check()
         arguments = launch.arguments
         session.kernels.submit(launch.kernel, launch.config, lambda: arguments, None, call.deadline)  # noqa: B023 - called before it returns
 
 
-def _pieces(launches: Sequence[Launch]) -> list[_Piece]:
+def _pieces(launches: Sequence[PlanLaunch]) -> list[_LaunchPiece]:
     """Return launches in pieces, equal ones as one object."""
     cut = _cut(launches, SHORT_PIECE)
     if 2 * len(set(cut)) > len(cut):
         cut = _cut(launches, LONG_PIECE)
-    known: dict[tuple[Launch, ...], _Piece] = {}
-    return [known.setdefault(piece, _Piece(piece)) for piece in cut]
+    known: dict[tuple[PlanLaunch, ...], _LaunchPiece] = {}
+    return [known.setdefault(piece, _LaunchPiece(piece)) for piece in cut]
 
 
-def _cut(launches: Sequence[Launch], least: int) -> list[tuple[Launch, ...]]:
-    pieces: list[tuple[Launch, ...]] = []
-    piece: list[Launch] = []
+def _cut(launches: Sequence[PlanLaunch], least: int) -> list[tuple[PlanLaunch, ...]]:
+    pieces: list[tuple[PlanLaunch, ...]] = []
+    piece: list[PlanLaunch] = []
     for launch in launches:
         piece.append(launch)
         if launch.last and len(piece) >= least:
