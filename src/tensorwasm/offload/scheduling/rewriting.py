@@ -1,8 +1,8 @@
 """Changes of the statements of a nest: in parts by their effects, and in parts by their iterations.
 
 By iterations, statements are cut before, at and behind where a loop's counter is what an outer one says. In place,
-`path[i][j]` from `path[i][k]` and `path[k][j]`: for one `k` iterations depend on one another only through row and column
-`k`, and parts apart from these are parallel.
+`path[i][j]` from `path[i][k]` and `path[k][j]`: for one `k` iterations depend on one another only through row and
+column `k`, and parts apart from these are parallel.
 """
 
 from __future__ import annotations
