@@ -53,7 +53,7 @@ class Offloading:
         regions: those with a guard, by their numbers.
         guards: its guards and what it polls, as host functions.
         statistics: of each region, all ended calls together.
-        watched: what regions use in place of a session; the session itself unless someone measures.
+        watched: what regions use in place of a session if someone measures; they then run there whatever it costs.
     """
 
     def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, module: bytes, *, waits: bool) -> None:
@@ -63,7 +63,7 @@ class Offloading:
         self.wasm = cut.wasm
         self.guards = make_guards(self.regions)
         self.statistics = [RegionStatistics() for _ in self.regions]
-        self.watched: Callable[[Session], Session] = lambda session: session
+        self.watched: Callable[[Session], Session] | None = None
         self._compiler = compiler
         compiler.urgent |= waits
         self._tenant = tenant
@@ -127,9 +127,10 @@ class Offloading:
         def open_one() -> Session:
             session = open_session(shared, tenant, memory, with_layout=False)
             session.enter(deadline)
-            return self.watched(session)
+            return session if self.watched is None else self.watched(session)
 
-        costs = self._device_costs if shared.info.kind == "cuda" else None  # the emulator is not for speed
+        is_measured = shared.info.kind == "cuda" and self.watched is None  # the emulator is not for speed
+        costs = self._device_costs if is_measured else None
         target = DeviceTarget(open_one, end_session)
         try:
             yield OffloadService(self.regions, plans, target, self._sampler, costs, target.end)
