@@ -82,9 +82,9 @@ def _are_ways(one: WalkState, other: WalkState) -> bool:
     """Return whether the first state took one way of a fork and the second, which is like it, the other one."""
     if not one.guards or not other.guards or one.guards[:-1] != other.guards[:-1]:
         return False
-    (fork, way), (other_fork, other_way) = one.guards[-1], other.guards[-1]
+    (parting, way), (other_parting, other_way) = one.guards[-1], other.guards[-1]
     flags = [(each.left, each.tested, each.done, each.scope) for each in (one, other)]
-    return fork is other_fork and way and not other_way and flags[0] == flags[1]
+    return parting is other_parting and way and not other_way and flags[0] == flags[1]
 
 
 def _select(maker: ValueMaker, one: WalkState, other: WalkState, live: int) -> WalkState:

@@ -139,9 +139,9 @@ class Recorder:
 
     def selected(self, guard: Guard, value: Value, other: Value) -> Value:
         """Return one value where a guard holds, and another one elsewhere."""
-        fork, way = guard
+        parting, way = guard
         values = (value, other) if way else (other, value)
-        return self.operation(value.type, "select", (*values, fork.condition))
+        return self.operation(value.type, "select", (*values, parting.condition))
 
     def constant(self, kind: ValueType, bits: int) -> Value:
         """Return a constant's only node."""
@@ -158,11 +158,11 @@ class Recorder:
                 raise Declined(DeclineReason.TOO_LARGE, "operations on operations")
         return found
 
-    def fork(self, state: WalkState, condition: Value) -> list[tuple[bool, WalkState]]:
+    def part_ways(self, state: WalkState, condition: Value) -> list[tuple[bool, WalkState]]:
         """Return the state on both ways of a condition."""
         self.open(state)  # for both
-        fork, taken = Fork(condition), state.copy()
-        taken.guards, state.guards = (*state.guards, (fork, True)), (*state.guards, (fork, False))
+        parting, taken = Fork(condition), state.copy()
+        taken.guards, state.guards = (*state.guards, (parting, True)), (*state.guards, (parting, False))
         return [(True, taken), (False, state)]
 
     def guarded(self, state: WalkState) -> Value | None:

@@ -138,7 +138,7 @@ class TurningRecord:
         walk, ways = self.walk, [self.state]
         for index in range(1, len(targets)):
             test = walk.operation("i32", "i32.eq", (chosen, walk.constant("i32", index)))
-            ways[-1:] = [side for _, side in walk.fork(ways[-1], test)]
+            ways[-1:] = [side for _, side in walk.part_ways(ways[-1], test)]
         behind = []
         for target, way in zip(targets, ways, strict=True):
             if target is None:

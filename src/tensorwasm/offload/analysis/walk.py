@@ -113,7 +113,7 @@ class CodeWalk(Recorder):
                 return self.split(state, outcomes)
         if self.rough:
             return [(True, state.copy()), (False, state)]
-        return self.fork(state, self.value(condition))
+        return self.part_ways(state, self.value(condition))
 
     @staticmethod
     def split(state: WalkState, outcomes: list[Outcome]) -> list[tuple[bool, WalkState]]:
