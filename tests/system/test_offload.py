@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = """
 #define EXPORT(name) __attribute__((export_name(#name))) name
 __attribute__((import_module("wasi:tensor/host@0.1.0"), import_name("emit-chunk"))) int emit(const void *, int);
-static double x[256], y[256];
+static double x[4096], y[4096];
 int EXPORT(last)(int n) { int at = 0; for (int i = 0; i < n; i++) { x[i] += 3 * i; at = 5 * i; } return at + x[7]; }
 void EXPORT(steps)(int t, int n) {
   for (int s = 0; s < t; s++) {
@@ -32,7 +32,8 @@ void EXPORT(steps)(int t, int n) {
 void EXPORT(chain)(int n) { for (int i = 1; i < n; i++) y[i] += y[i - 1]; }
 void EXPORT(say)(int n) { for (int i = 0; i < n; i++) x[i] += 2 * i; emit(x, 8 * n); }
 """
-LAST = 495 + 21  # of 100
+COUNT = 3000  # so many that they may be worth it on all cores
+LAST = 5 * (COUNT - 1) + 21
 MODES = ("cpu", "gpu", "auto")
 LONG = 2_000_000_000  # steps that nobody waits for
 SOON_S = 20.0
@@ -85,7 +86,7 @@ def await_code(client, function, export="last", *args):
     ends_s = time.monotonic() + READY_S
     while not figure(client, "taken", function):
         assert time.monotonic() < ends_s, client.get("/metrics").text
-        answer = invoke(client, function, export, *(args or (100,)))
+        answer = invoke(client, function, export, *(args or (COUNT,)))
         assert answer.status_code == 200, answer.text
 
 
@@ -103,7 +104,7 @@ def test_the_word_is_kept_and_shown(client, wasm, mode):
 def test_a_deploy_that_does_not_know_the_word_is_as_before(client, wasm):
     function = deploy(client, wasm)
     assert client.get(f"/functions/{function}/versions").json()["versions"][0]["options"] == {}
-    assert invoke(client, function, "last", 100).json()["result"] == [LAST]
+    assert invoke(client, function, "last", COUNT).json()["result"] == [LAST]
     assert figure(client, "taken", function) == 0
 
 
@@ -118,9 +119,10 @@ def test_a_call_has_its_loops_elsewhere(client, wasm, mode):
     function = deploy(client, wasm, offload=mode)
     await_code(client, function)
     for _ in range(7):
-        answer = invoke(client, function, "last", 100)
+        answer = invoke(client, function, "last", COUNT)
         assert answer.json()["result"] == [LAST], answer.text
-    assert figure(client, "taken", function) == 7  # the fifth was compared
+    taken = figure(client, "taken", function)
+    assert taken == 7 if mode == "gpu" else taken >= 1  # the fifth was compared; a processor may be as fast alone
     assert figure(client, "mismatches", function) == 0
     assert figure(client, "seconds", function) > 0
     assert (figure(client, "moved_bytes", function) > 0) == (mode == "gpu")
@@ -129,7 +131,7 @@ def test_a_call_has_its_loops_elsewhere(client, wasm, mode):
 def test_a_job_has_its_loops_elsewhere(client, wasm):
     function = deploy(client, wasm, offload="gpu")
     await_code(client, function)
-    made = client.post(f"/functions/{function}/invoke-async", json={"export": "last", "args": [100]})
+    made = client.post(f"/functions/{function}/invoke-async", json={"export": "last", "args": [COUNT]})
     ended = client.get(f"/jobs/{made.json()['job_id']}/wait", params={"timeout_s": "60"}).json()
     assert (ended["status"], ended["result"]["result"]) == ("completed", [LAST])
     assert figure(client, "taken", function) == 2
@@ -137,17 +139,17 @@ def test_a_job_has_its_loops_elsewhere(client, wasm):
 
 def test_a_stream_has_its_loops_elsewhere(client, wasm):
     function = deploy(client, wasm, offload="cpu")
-    await_code(client, function, "say", 64)
-    answer = client.post(f"/functions/{function}/invoke-stream", json={"export": "say", "args": [64]})
-    assert len(answer.content) == 8 * 64
+    await_code(client, function, "say", COUNT)
+    answer = client.post(f"/functions/{function}/invoke-stream", json={"export": "say", "args": [COUNT]})
+    assert len(answer.content) == 8 * COUNT
     assert figure(client, "taken", function) == 2
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_guest_with_kernels_of_its_own_has_its_loops_elsewhere_too(client, mode):
     function = deploy(client, (EXAMPLES / "vector_add" / "vector_add.wasm").read_bytes(), grants=["cuda"], offload=mode)
-    await_code(client, function, "run", 64)
-    assert invoke(client, function, "run", 64).json()["result"] == [0]
+    await_code(client, function, "run", 65536)
+    assert invoke(client, function, "run", 65536).json()["result"] == [0]
 
 
 def test_the_time_of_a_request_shows_its_loops(client, wasm):
@@ -163,7 +165,7 @@ def test_loops_on_a_device_are_charged_as_device_time(client, wasm):
     function = deploy(client, wasm, offload="gpu")
     await_code(client, function)
     before = client.get("/usage").json()["total"]
-    invoke(client, function, "last", 100)
+    invoke(client, function, "last", COUNT)
     after = client.get("/usage").json()["total"]
     assert after["launches"] > before["launches"]
     assert after["gpu_us"] > before["gpu_us"]
@@ -173,11 +175,11 @@ def test_loops_for_which_the_tenant_may_have_no_device_memory_run_in_the_guest(s
     with served.client(timeout=60.0, headers={"X-TensorWasm-Tenant": "3"}) as poor:
         poor.patch("/tenants/3", json={"quotas": {"gpu_bytes": 1000}}).raise_for_status()
         function = deploy(poor, wasm, offload="gpu")
-        assert invoke(poor, function, "last", 100).json()["result"] == [LAST]
+        assert invoke(poor, function, "last", COUNT).json()["result"] == [LAST]
         ends_s = time.monotonic() + READY_S
         while 'offload_declined_total{reason="device",tenant_id="T#3"}' not in poor.get("/metrics").text:
             assert time.monotonic() < ends_s
-            assert invoke(poor, function, "last", 100).json()["result"] == [LAST]
+            assert invoke(poor, function, "last", COUNT).json()["result"] == [LAST]
         assert figure(poor, "taken", function) == 0
 
 
@@ -191,7 +193,7 @@ def test_a_deadline_ends_a_loop_in_time(client, wasm, mode, limit_ms):
         answer = invoke(client, function, "steps", LONG, 256, deadline_ms=limit_ms)
         assert answer.json()["error"]["kind"] == "invoke_timeout", answer.text
         assert time.monotonic() - began_s < SOON_S
-    assert invoke(client, function, "last", 100).json()["result"] == [LAST]
+    assert invoke(client, function, "last", COUNT).json()["result"] == [LAST]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -204,7 +206,7 @@ def test_a_client_that_leaves_ends_its_loop(client, wasm, mode):
     ends_s = time.monotonic() + SOON_S
     while count(client, "active_instances"):
         assert time.monotonic() < ends_s
-    assert invoke(client, function, "last", 100).json()["result"] == [LAST]
+    assert invoke(client, function, "last", COUNT).json()["result"] == [LAST]
 
 
 def test_a_worker_that_is_killed_in_a_loop_ends_the_call_and_not_the_next(served, client, wasm):
@@ -219,7 +221,7 @@ def test_a_worker_that_is_killed_in_a_loop_ends_the_call_and_not_the_next(served
         for worker in by_role(served.process.pid)["worker"]:
             kill(worker)
         assert lost.result().json()["error"]["kind"] == "device_lost"
-    assert invoke(client, function, "last", 100).json()["result"] == [LAST]
+    assert invoke(client, function, "last", COUNT).json()["result"] == [LAST]
 
 
 def test_loops_of_tenants_run_side_by_side(served, client, wasm):
@@ -232,7 +234,7 @@ def test_loops_of_tenants_run_side_by_side(served, client, wasm):
         ends_s = time.monotonic() + SOON_S
         while count(client, "active_instances") < len(hogs):
             assert time.monotonic() < ends_s
-        assert invoke(other, quick, "last", 100).json()["result"] == [LAST]
+        assert invoke(other, quick, "last", COUNT).json()["result"] == [LAST]
         assert figure(other, "taken", quick) == 2
         assert not any(hog.done() for hog in hogs)
         assert {hog.result().json()["error"]["kind"] for hog in hogs} == {"invoke_timeout"}
@@ -240,20 +242,20 @@ def test_loops_of_tenants_run_side_by_side(served, client, wasm):
 
 def test_a_module_with_more_loops_than_there_are_guards(client):
     text = "\n".join(
-        f'static int a{n}[64]; int __attribute__((export_name("f{n}"))) f{n}(int n) '
+        f'static int a{n}[2048]; int __attribute__((export_name("f{n}"))) f{n}(int n) '
         f"{{ for (int i = 0; i < n; i++) a{n}[i] = i * {n}; return a{n}[9]; }}"
         for n in range(280)
     )
     function = deploy(client, compile_c(text, "-O1"), offload="cpu")
     for number in (0, 100, 255, 256, 279):
-        assert invoke(client, function, f"f{number}", 64).json()["result"] == [9 * number]
-    await_code(client, function, "f255", 64)
+        assert invoke(client, function, f"f{number}", 2048).json()["result"] == [9 * number]
+    await_code(client, function, "f255", 2048)
 
 
 def test_a_session_and_its_snapshot_run_as_webassembly(client, wasm):
     function = deploy(client, wasm, offload="cpu")
     session = client.post("/sessions", json={"function": function}).json()["id"]
-    answers = [client.post(f"/sessions/{session}/invoke", json={"export": "last", "args": [100]}) for _ in range(2)]
+    answers = [client.post(f"/sessions/{session}/invoke", json={"export": "last", "args": [COUNT]}) for _ in range(2)]
     assert [each.json()["result"] for each in answers] == [[LAST], [LAST + 21]]
     assert figure(client, "taken", function) == 0
 
@@ -263,6 +265,6 @@ def test_several_processes_serve_such_functions(tmp_path, wasm):
         function = deploy(client, wasm, offload="gpu")
         await_code(client, function)
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: invoke(client, function, "last", 100).json(), range(16)))
+            answers = list(pool.map(lambda _: invoke(client, function, "last", COUNT).json(), range(16)))
         assert [each.get("result") for each in answers] == [[LAST]] * 16, json.dumps(answers)
         assert figure(client, "taken", function) > 0
