@@ -93,7 +93,7 @@ def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> 
         limits[resource.RLIMIT_AS] = memory_bytes
     for limit, value in limits.items():
         if value != UNLIMITED:
-            # Beyond the second limit on time the system kills it, and nobody would see why.
+            # At the hard limit of CPU time Linux sends SIGKILL, like a crash; SIGXCPU comes a second before.
             resource.setrlimit(limit, (value, value + (limit == resource.RLIMIT_CPU)))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
