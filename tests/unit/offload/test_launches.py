@@ -98,3 +98,50 @@ def test_a_graph_that_is_full_is_given_up(made, monkeypatch):
     assert difference("same", 2, (2600, 20)) == ""
     assert made["replay"] == 0
     assert made["submit"] > 2 * 5200
+
+
+class Parts:
+    """A session that only counts, and the call that uses it."""
+
+    deadline = None
+
+    def __init__(self):
+        self.kernels = self.graphs = self
+
+    def submit(self, *given):
+        pass
+
+    def begin(self, stream):
+        pass
+
+    def end(self, stream):
+        return 1
+
+    def replay(self, *given):
+        pass
+
+    def close(self, graph, deadline):
+        pass
+
+    def check(self):
+        pass
+
+
+def test_launches_of_many_plans_make_room_for_one_another(monkeypatch):
+    monkeypatch.setattr(launches, "MOST_LAUNCHES", 100)
+    kept, parts, asked = launches.PlanLaunches(), Parts(), []
+
+    def run(key):
+        def taken():
+            asked.append(key)
+            yield from (launches.PlanLaunch(key, None, (number,), last=True) for number in range(40))
+
+        kept.run(parts, key, taken(), parts)
+
+    for key in (1, 2, 2, 1, 3, 1, 2):
+        run(key)
+    assert asked == [1, 2, 3, 2]
+    kept.forget(parts, None)
+    for key in (1, 2, 1, 2):
+        run(key)
+    assert asked[4:] == [1, 2]

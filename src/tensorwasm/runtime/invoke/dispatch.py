@@ -25,7 +25,6 @@ from tensorwasm.guest.reactor.preemption_timer import find_timer
 from tensorwasm.guest.sandbox.oneshot import SavedStart
 from tensorwasm.guest.sandbox.wasi_io import INHERIT
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.runtime.invoke.call_threads import CallThreads
 from tensorwasm.runtime.invoke.device_access import is_direct, resolve_memory_kind, wants_compiled
 from tensorwasm.runtime.invoke.full import FullJob, prepare_form, run_full
 from tensorwasm.runtime.invoke.grants import Grants, parse_grants
@@ -261,6 +260,8 @@ class Dispatcher:
             refused = PendingInvocation()
             refused.settle(InvalidArgs(_OWN_STREAMS))
             return refused
+        from tensorwasm.runtime.invoke.call_threads import CallThreads  # noqa: PLC0415 - imports thread pools
+
         threads = self._module.fibers.keep(CallThreads)
         return threads.submit(lambda announce: self.call(export, args, announce=announce, **options))
 

@@ -28,7 +28,7 @@ LONG_PIECE: Final = 1024
 MOST_GRAPHS: Final = 24
 """Of an instance; what was used longest ago is not recorded any more."""
 MOST_LAUNCHES: Final = 1 << 15
-"""Of a run, to be recorded."""
+"""That an instance keeps, about 16 MB. A run of more is not recorded, and what was used longest ago makes room."""
 LEAST_LAUNCHES: Final = 8
 """Of a piece, to be recorded."""
 _OWN: Final = 0
@@ -64,6 +64,7 @@ class PlanLaunches:
         self._sequences: OrderedDict[Hashable, list[_LaunchPiece]] = OrderedDict()
         self._graphs: OrderedDict[_LaunchPiece, None] = OrderedDict()
         self._may_record = True
+        self._kept = 0  # launches of all sequences
 
     def run(self, session: Session, key: Hashable, launches: Iterator[PlanLaunch], call: HostCall) -> None:
         """Make all launches.
@@ -81,8 +82,11 @@ class PlanLaunches:
                 _submit(session, chain(taken, launches), call)
                 return
             pieces = self._sequences[key] = _pieces(taken)
-            if len(self._sequences) > MOST_GRAPHS:
-                self._drop(session, self._sequences.popitem(last=False)[1], call.deadline)
+            self._kept += _count(pieces)
+            while self._kept > MOST_LAUNCHES or len(self._sequences) > MOST_GRAPHS:
+                oldest = self._sequences.popitem(last=False)[1]
+                self._kept -= _count(oldest)
+                self._drop(session, oldest, call.deadline)
         self._sequences.move_to_end(key)
         for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
             call.check()
@@ -93,6 +97,7 @@ class PlanLaunches:
         for pieces in self._sequences.values():
             self._drop(session, pieces, deadline)
         self._sequences.clear()
+        self._kept = 0
 
     def _run_piece(self, session: Session, piece: _LaunchPiece, call: HostCall, *, again: bool) -> None:
         if again and piece.graph is None and self._may_record and len(piece.launches) >= LEAST_LAUNCHES:
@@ -140,6 +145,11 @@ def _submit(session: Session, launches: Iterable[PlanLaunch], call: HostCall) ->
         call.check()
         arguments = launch.arguments
         session.kernels.submit(launch.kernel, launch.config, lambda: arguments, None, call.deadline)  # noqa: B023 - called before it returns
+
+
+def _count(pieces: Iterable[_LaunchPiece]) -> int:
+    """Return the number of launches, of which those that come again count once."""
+    return sum(len(piece.launches) for piece in dict.fromkeys(pieces))
 
 
 def _pieces(launches: Sequence[PlanLaunch]) -> list[_LaunchPiece]:
