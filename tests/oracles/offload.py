@@ -18,7 +18,7 @@ from tensorwasm.offload.analysis.build import RegionCode, build_nest, read_regio
 from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_regions
 from tensorwasm.offload.codegen.host import LoadedProgram, compile_for_host
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
-from tensorwasm.offload.codegen.sizes import ReadyPlan, make_plan, with_sizes
+from tensorwasm.offload.codegen.sizes import LoadedCodes, make_plan, with_sizes
 from tensorwasm.offload.declined import Declined
 from tensorwasm.offload.nest import Nest
 from tensorwasm.offload.program import NestProgram
@@ -55,9 +55,15 @@ def _pool() -> HostPool:
     return pool
 
 
+@cache
+def _codes() -> LoadedCodes[LoadedProgram]:
+    return LoadedCodes(LoadedProgram)
+
+
 def run_on_host(program: NestProgram, values: Mapping[int, int], memory: bytearray) -> Mapping[int, int] | None:
-    made = make_plan(program, compile_for_host, ())
-    plan = ReadyPlan(made.program, LoadedProgram(made.code))
+    made = make_plan(program, compile_for_host, _codes().known())
+    plan = _codes().ready(made)
+    assert plan is not None, "this thread alone makes room"
     inputs = {local: values[local] for local, _ in made.program.arguments.inputs}
     anchor = (ctypes.c_char * len(memory)).from_buffer(memory)
     run = _pool().run(plan, ctypes.addressof(anchor), inputs, Deadline())
@@ -139,6 +145,13 @@ class Judge:
     def signature(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the types of an export's parameters and results."""
         return self._interpreter().signature(name)
+
+    def code_of(self, name: str) -> bytes:
+        """Return the code of all functions if an export's calls another, else that of the export."""
+        bodies = self.module.bodies
+        body = bodies[self._interpreter().index_of(name) - len(self.module.imported("func"))]
+        calls = any(item[0] in {"call", "call_indirect"} for item in body.instructions())
+        return b"".join(each.raw for each in bodies) if calls else body.raw
 
     def _interpreter(self) -> Interpreter:
         interpreter = Interpreter(self.wasm, tuple(self.regions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from oracles.wasm_numeric import ARITY, NUMERIC, Trapped, to_signed
 from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES
@@ -90,12 +91,11 @@ class Interpreter:
     """
 
     def __init__(self, wasm: bytes, parts: tuple[Part, ...] = (), max_steps: int = 2_000_000) -> None:
-        self.module = decode(wasm)
+        self.module, self.functions = _decoded(wasm)
         self.steps_left = max_steps
         self.memory = bytearray(PAGE_BYTES * sum(memory.minimum for memory in self.module.memories))
         self.globals = [self._constant(item.init) for item in self.module.globals]
         self.imported = len(self.module.imported("func"))
-        self.functions = [_function(self.module, index) for index in range(len(self.module.bodies))]
         self.visits: dict[Part, list[Visit]] = {part: [] for part in parts}
         self.replacements: dict[Part, Callable[[Interpreter, list[int]], bool]] = {}
         self._starts: dict[tuple[int, int], list[Part]] = {}
@@ -322,6 +322,12 @@ class _Frame:
         if max(source, at) + size_bytes > len(self.owner.memory):
             raise Trapped("out of bounds memory access")
         self.owner.memory[at : at + size_bytes] = self.owner.memory[source : source + size_bytes]
+
+
+@lru_cache(8)
+def _decoded(wasm: bytes) -> tuple[Module, list[_Function]]:
+    module = decode(wasm)
+    return module, [_function(module, index) for index in range(len(module.bodies))]
 
 
 def _function(module: Module, index: int) -> _Function:

@@ -16,9 +16,14 @@ def _judge(source: str, level: str) -> Judge:
     return Judge(PIPELINE, wasm, memory_after_init(wasm))
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("run", corpus(), ids=str)
-def test_a_loop_of_the_corpus_does_what_its_code_does(run, level):
-    judge = _judge(run.source, level)
-    judgement = judge.judge(run.name, as_bits(judge.signature(run.name)[0], run.arguments))
-    assert judgement.wrong == []
+def test_a_loop_of_the_corpus_does_what_its_code_does(run):
+    wrong, judged = {}, set()
+    for level in LEVELS:
+        judge = _judge(run.source, level)
+        code = (judge.code_of(run.name), judge.memory)
+        if code not in judged:  # levels often make the same code
+            judged.add(code)
+            arguments = as_bits(judge.signature(run.name)[0], run.arguments)
+            wrong[level] = judge.judge(run.name, arguments).wrong
+    assert not any(wrong.values()), wrong
