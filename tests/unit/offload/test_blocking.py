@@ -53,6 +53,17 @@ void __attribute__((export_name("in_place"))) in_place(int n, int m) {
     for (int j = 0; j < m; j++)
       for (int k = i + 1; k < n; k++) c[i][j] += a[k][i] * c[k][j];
 }
+void __attribute__((export_name("symmetric"))) symmetric(int n, int m) {
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < m; j++) {
+      double sum = 0;
+      for (int k = 0; k < i; k++) {
+        c[k][j] += b[i][j] * a[i][k];
+        sum += b[k][j] * a[i][k];
+      }
+      c[i][j] = 1.2 * c[i][j] + b[i][j] * a[i][i] + sum;
+    }
+}
 void __attribute__((export_name("rows"))) rows(int n, int m) {
   for (int i = 0; i < n; i++)
     for (int j = 0; j < m; j++) d[i] += a[i][j] * b[0][j];
@@ -85,6 +96,7 @@ def products(codes):
         *(("below", sizes) for sizes in ((2, 3), (9, 80), (71, 5))),
         *(("above", sizes) for sizes in ((1, 2), (6, 7), (77, 5))),
         *(("in_place", sizes) for sizes in ((2, 2), (70, 3), (80, 40))),
+        *(("symmetric", sizes) for sizes in ((2, 3), (33, 65), (40, 80), (79, 34))),
         *(("rows", sizes) for sizes in ((3, 1), (9, 17), (80, 67), (80, 80))),
     ],
 )
@@ -105,6 +117,17 @@ def test_loads_of_a_product_are_made_once_for_a_tile(compiled):
     assert any(body.count("ld.global") <= body.count("mul.rn") / 2 for body in products(compiled))
 
 
+@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3", "-Os"])
+def test_loads_of_a_triangular_sum_are_made_once_for_columns_of_a_tile(level, compiled):
+    with Runtime("emulator") as runtime:
+        function = runtime.load(compile_c(PRODUCTS, level), offload="gpu", offload_waits=True)
+        del compiled[:]
+        run_alone(function, [], MeasuredCall("symmetric", [80, 80]))
+    assert products(compiled)
+    assert all(body.count("ld.global") <= body.count("mul.rn") * 4 / 3 for body in products(compiled))
+    assert not [body for body in products(compiled) if "st.global" in body]
+
+
 def test_a_place_that_stays_is_written_behind_the_loop(compiled):
     with Runtime("emulator") as runtime:
         function = runtime.load(compile_c(PRODUCTS, "-O1"), offload="gpu", offload_waits=True)
@@ -120,7 +143,9 @@ def test_sides_of_a_tile_are_those_along_which_loads_repeat():
     assert choose_tile(SQUARE, [], [row, column], 20) == Tile(SIDE, SIDE)
     assert choose_tile(SQUARE, [], [both, column], 20) == Tile(SIDE, 1)
     assert choose_tile(SQUARE, [], [both], 20) == choose_tile(SQUARE, [], [], 20) == Tile()
-    assert choose_tile(SQUARE, ["i"], [row, column], 20) == Tile()  # the threads' loops differ
+    assert choose_tile(SQUARE, ["i"], [row, column], 20) == Tile(1, SIDE)  # loops of threads of other rows differ
+    assert choose_tile(SQUARE, ["j"], [row, column], 20) == Tile(SIDE, 1)
+    assert choose_tile(SQUARE, ["i", "j"], [row, column], 20) == Tile()
     assert choose_tile(SQUARE[:1], [], [row], 20) == Tile()
     assert choose_tile(SQUARE, [], [row, column], 200) == Tile(SIDE // 2, SIDE // 2)
 

@@ -14,6 +14,7 @@ from tensorwasm.offload.nest import (
     Affine,
     Carried,
     Cell,
+    Constant,
     Effect,
     Input,
     Load,
@@ -241,6 +242,23 @@ def two_vectors(rows: int, columns: int) -> Nest:
     )
 
 
+def symmetric_product(rows: int, columns: int) -> Nest:
+    """``C += A * B`` from the lower triangle of ``A``: a row's sum, and its part of all rows above, in one statement."""
+    total = Cell(0, "f64", (0, 1))
+    a, b, c = 0, rows * rows, rows * rows + rows * columns
+    above, place = at(c, c2=columns, c1=1), at(c, c0=columns, c1=1)
+    zero, old, own, left = Constant("f64", 0), load(above), load(at(b, c0=columns, c1=1)), load(at(a, c0=rows, c2=1))
+    other, last = load(at(b, c2=columns, c1=1)), load(place)
+    inner = statement(
+        1,
+        *(old, own, left, store(above, plus(old, times(own, left)))),
+        *(other, SetCell(total, plus(Carried(total), times(other, left)))),
+    )
+    body = loop(2, trip(0, c0=1), inner)
+    end = statement(2, last, store(place, plus(last, Carried(total))))
+    return Nest((loop(0, rows, loop(1, columns, statement(0, SetCell(total, zero)), body, end)),))
+
+
 def shortest_paths(size: int) -> Nest:
     place = at(c1=size, c2=1)
     loads = [load(place), load(at(c1=size, c0=1)), load(at(c0=size, c2=1))]
@@ -303,6 +321,7 @@ def judge(nest: Nest, program: NestProgram, memory: bytearray, seeds: int = 3) -
         (lower_half(7, 6), "2"),
         (lu(8), "(1)"),
         (two_vectors(30, 31), "1 1"),
+        (symmetric_product(15, 6), "2"),
         (shifted(0), "1"),
         (shifted(8, 8), "1"),
         (repeated(), "1"),

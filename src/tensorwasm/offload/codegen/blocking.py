@@ -45,10 +45,11 @@ def choose_tile(loops: Sequence[For], controls: Iterable[Expression], loads: Seq
     """
     if len(loops) < 2 or mentions(loops[-1].first, loops[-2].variable):
         return LONE
-    names = loops[-2].variable, loops[-1].variable
-    if any(mentions(control, name) for control in controls for name in names):
-        return LONE
-    rows, columns = (SIDE if any(not load.mentions(name) for load in loads) else 1 for name in names)
+    used = list(controls)
+    rows, columns = (
+        SIDE if all(not mentions(each, name) for each in used) and any(not load.mentions(name) for load in loads) else 1
+        for name in (loops[-2].variable, loops[-1].variable)
+    )
     while rows * columns > 1 and rows * columns * values > MOST_VALUES:
         rows, columns = (rows, columns // 2) if columns >= rows else (rows // 2, columns)
     return Tile(rows, columns)

@@ -18,7 +18,7 @@ from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.residing import reloading, resident
 from tensorwasm.offload.scheduling.rewriting import divided, split, statements_in
 from tensorwasm.offload.scheduling.scanning import Scanner
-from tensorwasm.offload.scheduling.schedule import Step, left_to_one_thread, schedule, sequential
+from tensorwasm.offload.scheduling.schedule import Step, crowded, left_to_one_thread, schedule, sequential
 from tensorwasm.offload.scheduling.storage import arrays_with_filled, storages
 
 MAX_OPERATIONS: Final = 3_000_000
@@ -104,7 +104,7 @@ def plan(
         if simple is not nest:
             modelled = model(context, simple, memory_bytes)
         first = best = _scheduled(context, simple, modelled)
-        parts = divided(simple, {each.number for each in sequential(best.steps)}, modelled.array_of)
+        parts = divided(simple, {each.number for each in crowded(best.steps)}, modelled.array_of)
         if parts is not simple:
             best = trial.better(parts, best)
         if sequential(best.steps) or best.has_scratch:

@@ -6,7 +6,7 @@ sought, and no schedule has to be solved for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -104,13 +104,30 @@ def left_to_one_thread(steps: Iterable[Step]) -> int:
 
 def sequential(steps: Iterable[Step]) -> set[StatementModel]:
     """The statements that one thread runs."""
+    return {statement for kernel in kernels_in(steps) if not kernel.parallel for statement in kernel.statements}
+
+
+def crowded(steps: Iterable[Step]) -> set[StatementModel]:
+    """The statements of kernels of one thread, and of those of which a thread runs two loops in each other or more."""
     return {
         statement
-        for step in steps
-        for statement in (
-            sequential(step.steps) if isinstance(step, PlannedLoop) else () if step.parallel else step.statements
-        )
+        for kernel in kernels_in(steps)
+        if not kernel.parallel or any(_loops_in_thread(each, kernel) > 1 for each in kernel.statements)
+        for statement in kernel.statements
     }
+
+
+def _loops_in_thread(statement: StatementModel, kernel: PlannedKernel) -> int:
+    return len(statement.counters) - len(fixed_dimensions(statement, (*kernel.hosts, *kernel.grid)))
+
+
+def kernels_in(steps: Iterable[Step]) -> Iterator[PlannedKernel]:
+    """All kernels, in order."""
+    for step in steps:
+        if isinstance(step, PlannedLoop):
+            yield from kernels_in(step.steps)
+        else:
+            yield step
 
 
 class _Trials:

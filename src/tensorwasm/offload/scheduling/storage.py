@@ -5,7 +5,7 @@ A nest fills an array if every byte is written before any is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -19,7 +19,7 @@ from tensorwasm.offload.scheduling.axes import Axis
 from tensorwasm.offload.scheduling.footprints import Footprint, cells_in
 from tensorwasm.offload.scheduling.model import NestModel, StatementModel
 from tensorwasm.offload.scheduling.polyhedra import constrain, limited_context, set_columns
-from tensorwasm.offload.scheduling.schedule import PlannedKernel, PlannedLoop, Step
+from tensorwasm.offload.scheduling.schedule import PlannedKernel, Step, kernels_in
 
 MAX_SCRATCH_BYTES: Final = 1 << 28
 
@@ -31,7 +31,7 @@ def storages(nest: Nest, model: NestModel, steps: Sequence[Step]) -> tuple[CellS
         Declined: they take too much.
     """
     results = set(cells_in(nest.results.values()))
-    kernels = list(_kernels(steps))
+    kernels = list(kernels_in(steps))
     cells = []
     scratch_bytes = 0
     for cell, extents in {**dict.fromkeys(results, ()), **model.cell_extents}.items():
@@ -46,14 +46,6 @@ def storages(nest: Nest, model: NestModel, steps: Sequence[Step]) -> tuple[CellS
     if scratch_bytes > MAX_SCRATCH_BYTES:
         raise Declined(DeclineReason.TOO_LARGE, "scalars that iterations hand on")
     return tuple(cells)
-
-
-def _kernels(steps: Iterable[Step]) -> Iterator[PlannedKernel]:
-    for step in steps:
-        if isinstance(step, PlannedLoop):
-            yield from _kernels(step.steps)
-        else:
-            yield step
 
 
 def _is_private(cell: Cell, kernel: PlannedKernel, users: Sequence[StatementModel]) -> bool:
