@@ -79,7 +79,7 @@ class Trace:
     """
 
     executed: list[Instance] = field(default_factory=list)
-    sources: dict[tuple[Instance | None, int | Cell], object] = field(default_factory=dict)
+    sources: dict[tuple[Instance | None, int | tuple[Cell, tuple[int, ...]]], object] = field(default_factory=dict)
     last: list[Instance | None] = field(default_factory=list)
     has_nan: bool = False
 
@@ -95,17 +95,14 @@ class Machine:
     def address(self, access: Load | Store, counters: Mapping[int, int]) -> int:
         return evaluate(access.pointer, counters) % (1 << 32) + access.offset
 
-    def slot(self, cell: Cell, counters: Mapping[int, int]) -> tuple[Cell, tuple[int, ...]]:
-        return cell, tuple(counters[counter] for counter in cell.counters)
-
-    def get_cell(self, cell: Cell, counters: Mapping[int, int]) -> tuple[int, Instance]:
-        found = self.contents.get(self.slot(cell, counters))
+    def get_cell(self, cell: Cell, at: tuple[int, ...]) -> tuple[int, Instance]:
+        found = self.contents.get((cell, at))
         if found is None:
             raise UndefinedCell(f"cell {cell.number}")
         return found
 
-    def set_cell(self, cell: Cell, counters: Mapping[int, int], bits: int, by: Instance) -> None:
-        self.contents[self.slot(cell, counters)] = bits, by
+    def set_cell(self, cell: Cell, at: tuple[int, ...], bits: int, by: Instance) -> None:
+        self.contents[cell, at] = bits, by
 
     def execute(self, statement: Statement, counters: Mapping[int, int]) -> None:
         instance = statement.number, tuple(counters.values())
@@ -130,7 +127,7 @@ class Machine:
                 self.trace.last[address:end] = [instance] * effect.size_bytes
         made = [(effect.cell, self.value(effect.value, counters, values, instance)) for effect in changes]
         for cell, bits in made:
-            self.set_cell(cell, counters, bits, instance)
+            self.set_cell(cell, tuple(counters[counter] for counter in cell.counters), bits, instance)
 
     def turn(self, loop: While, counters: Mapping[int, int], values: dict[Value, int], by: Instance) -> None:
         current = [self.value(value, counters, values, by) for value in loop.initial]
@@ -187,8 +184,8 @@ class Machine:
             case Index():
                 return evaluate(value.affine, counters) % (1 << int(value.type[1:]))
             case Carried():
-                bits, source = self.get_cell(value.cell, counters)
-                self.trace.sources[by, value.cell] = source
+                bits, source = self.get_cell(value.cell, tuple(counters[counter] for counter in value.counters))
+                self.trace.sources[by, (value.cell, value.counters)] = source
                 return bits
         raise AssertionError(f"{value} is not among the effects before its use")
 
@@ -343,8 +340,10 @@ def _value_faults(root: Value, loads: frozenset[Effect] | set[Effect], around: t
                 yield f"index of type {value.type}"
         if isinstance(value, Constant) and not 0 <= value.bits < 1 << int(value.type[1:]):
             yield f"{value.bits} is not an {value.type}"
-        if isinstance(value, Carried) and not set(value.cell.counters) <= set(around):
+        if isinstance(value, Carried) and not set(value.counters) <= set(around):
             yield f"cell {value.cell.number} in other loops"
+        if isinstance(value, Carried) and len(value.counters) != len(value.cell.counters):
+            yield f"cell {value.cell.number} of {value.counters}"
         if isinstance(value, Operation):
             yield from _operation_faults(value)
             open_ += value.operands

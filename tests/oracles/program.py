@@ -105,7 +105,7 @@ class _Device(Machine):
             note(self.thread, place)
         return first
 
-    def _element(self, cell: Cell, counters: Mapping[int, int]) -> tuple[Cell, int] | None:
+    def _element(self, cell: Cell, at: tuple[int, ...]) -> tuple[Cell, int] | None:
         """Return the key of a cell in scratch memory, or None if it is private."""
         storage = self.storage[cell]
         if storage.private:
@@ -113,13 +113,13 @@ class _Device(Machine):
                 raise Violation(f"private cell {cell.number} in kernels {self.private_kernel[cell]} and {self.kernel}")
             return None
         strides = [self.program.sizes.get(stride, stride) for stride in storage.strides]
-        index = sum(counters[counter] * stride for counter, stride in zip(cell.counters, strides, strict=True))
+        index = sum(value * stride for value, stride in zip(at, strides, strict=True))
         if not 0 <= index < storage.count:
             raise Violation(f"element {index} of {storage.count} of cell {cell.number}")
         return cell, index
 
-    def get_cell(self, cell: Cell, counters: Mapping[int, int]) -> tuple[int, Instance]:
-        key = self._element(cell, counters)
+    def get_cell(self, cell: Cell, at: tuple[int, ...]) -> tuple[int, Instance]:
+        key = self._element(cell, at)
         if key is not None:
             self.accesses.read(self.thread, key)
         found = self.registers.get(cell) if key is None else self.elements.get(key)
@@ -127,8 +127,8 @@ class _Device(Machine):
             raise Violation(f"cell {cell.number} is used before it is set")
         return found
 
-    def set_cell(self, cell: Cell, counters: Mapping[int, int], bits: int, by: Instance) -> None:
-        key = self._element(cell, counters)
+    def set_cell(self, cell: Cell, at: tuple[int, ...], bits: int, by: Instance) -> None:
+        key = self._element(cell, at)
         if key is None:
             self.registers[cell] = bits, by
         else:

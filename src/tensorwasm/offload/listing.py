@@ -179,8 +179,10 @@ class _ValueTexts:
                 return f"local{local}"
             case Index(affine=affine):
                 return f"({_affine(affine)})"
-            case Carried() | TurningScalar():
-                return _cell(value.cell) if isinstance(value, Carried) else self._scalars[value]
+            case Carried(cell=cell, others=others):
+                return f"{_cell(cell)}[{', '.join(f'c{counter}' for counter in others)}]" if others else _cell(cell)
+            case TurningScalar():
+                return self._scalars[value]
             case Load():
                 return self.place(value)
         name = value.opcode.partition(".")[2] or value.opcode

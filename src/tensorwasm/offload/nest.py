@@ -110,9 +110,19 @@ class Index:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """The present content of a cell."""
+    """The present content of a cell.
+
+    Attributes:
+        others: counters whose values choose the cell in place of those that index it; none for these themselves.
+    """
 
     cell: Cell
+    others: tuple[int, ...] = ()
+
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """Whose values choose the cell."""
+        return self.others or self.cell.counters
 
     @property
     def type(self) -> ValueType:

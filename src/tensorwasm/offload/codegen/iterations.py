@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from tensorwasm.offload.codegen.linear import Linear, affine_form, least, linear, scaled, weighted
 from tensorwasm.offload.nest import (
     Affine,
-    Cell,
     Constant,
     Effect,
     Index,
@@ -61,9 +60,9 @@ class Iteration:
         """Return the form of an affine expression of the nest."""
         return affine_form(affine, self.counters)
 
-    def cell_offset(self, cell: Cell, strides: Sequence[int | str], size_bytes: int) -> Linear:
-        """Return where in its storage a cell of a size lies, in bytes."""
-        pairs = zip(cell.counters, strides, strict=True)
+    def cell_offset(self, counters: Sequence[int], strides: Sequence[int | str], size_bytes: int) -> Linear:
+        """Return where in its storage the cell of a size lies that counters choose, in bytes."""
+        pairs = zip(counters, strides, strict=True)
         parts = [(scaled(self.counters[number], stride), size_bytes) for number, stride in pairs]
         return weighted(parts)
 

@@ -340,7 +340,7 @@ class ThreadWriter:
                 step = self._step(form, scope, iteration.copies)
                 return self.values.index(form, value.type, scope, step, lanes)
             case Carried():
-                return self._carried(value.cell, iteration, scope)
+                return self._carried(value, iteration, scope)
             case TurningScalar():
                 return self._asm.read(self._scalars[scope.row, value], value.type, scope.count)
             case Operation():
@@ -351,11 +351,11 @@ class ThreadWriter:
                 detail = "a value needs a load that its statement has not made yet"
                 raise Declined(DeclineReason.NO_MACHINE_CODE, detail)
 
-    def _carried(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> SsaValue:
+    def _carried(self, value: Carried, iteration: Iteration, scope: LaneScope) -> SsaValue:
+        cell, lanes = value.cell, scope.count * iteration.copies
         if (private := self._private.get((scope.row, cell))) is not None:
             return self._asm.read(private[0], cell.type, private[1])
-        location, step = self._cell(cell, iteration, scope)
-        lanes = scope.count * iteration.copies
+        location, step = self._cell(cell, value.counters, iteration, scope)
         return self._if_there(
             cell.type, location, scope, lambda: self.values.load(location, cell.type, scope, step, lanes)
         )
@@ -364,14 +364,14 @@ class ThreadWriter:
         if (private := self._private.get((scope.row, cell))) is not None:
             self._asm.set(private[0], self._asm.splat(value, private[1]))
             return
-        location, step = self._cell(cell, iteration, scope)
+        location, step = self._cell(cell, cell.counters, iteration, scope)
         with self._if_active(scope):
             self.values.store(location, value, scope, step, scope.count * iteration.copies)
 
-    def _cell(self, cell: Cell, iteration: Iteration, scope: LaneScope) -> tuple[Location, int | None]:
+    def _cell(self, cell: Cell, at: Sequence[int], made: Iteration, scope: LaneScope) -> tuple[Location, int | None]:
         size_bytes = WIDTH_BITS[cell.type] // 8
-        form = iteration.cell_offset(cell, self._storage[cell].strides, size_bytes)
-        return Location(f"%c{cell.number}", form, size_bytes), self._step(form, scope, iteration.copies)
+        form = made.cell_offset(at, self._storage[cell].strides, size_bytes)
+        return Location(f"%c{cell.number}", form, size_bytes), self._step(form, scope, made.copies)
 
     def _if_active(self, scope: LaneScope) -> AbstractContextManager[None]:
         return nullcontext() if scope.active is None else self._asm.when(scope.active)

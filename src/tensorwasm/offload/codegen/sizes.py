@@ -335,8 +335,10 @@ class _Described:
                 return type(value), value.bits if isinstance(value, Constant) else value.local
             case Index():
                 return value.affine
-            case Carried() | TurningScalar():
-                return type(value).__name__, value.cell.number if isinstance(value, Carried) else self._scalars[value]
+            case Carried():
+                return "cell", value.cell.number, value.counters
+            case TurningScalar():
+                return "scalar", self._scalars[value]
             case Load():
                 return self._place(value)
         return value.opcode, [self._numbers[operand] for operand in value.operands]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
+from typing import NamedTuple
 
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Carried, Cell, Load, Operation, SetCell, Statement, Store, Value, values_of
@@ -89,21 +90,33 @@ def cells_in(values: Iterable[Value]) -> list[Cell]:
     return list(dict.fromkeys(value.cell for value in operands_first(values) if isinstance(value, Carried)))
 
 
-def cell_accesses(statement: Statement) -> list[tuple[Cell, bool]]:
-    """The cells that a statement reads and, with a true flag, those that it writes."""
+class CellAccess(NamedTuple):
+    """What a statement reads or writes of a cell: the one that the values of counters choose."""
+
+    cell: Cell
+    counters: tuple[int, ...]
+    write: bool
+
+
+def cell_accesses(statement: Statement) -> list[CellAccess]:
+    """The cells that a statement reads, and then those that it writes."""
     effects = statement.effects
-    read = cells_in(values_of(effects))
-    return [(cell, False) for cell in read] + [(each.cell, True) for each in effects if isinstance(each, SetCell)]
+    read = (value for value in operands_first(values_of(effects)) if isinstance(value, Carried))
+    written = (each.cell for each in effects if isinstance(each, SetCell))
+    return [
+        *dict.fromkeys(CellAccess(each.cell, each.counters, write=False) for each in read),
+        *(CellAccess(cell, cell.counters, write=True) for cell in written),
+    ]
 
 
 def cell_footprint(
-    cell: Cell, extents: Sequence[int], columns: Mapping[int, int], width: int, *, write: bool
+    access: CellAccess, extents: Sequence[int], columns: Mapping[int, int], width: int
 ) -> Footprint:
     """The element of a cell that a statement touches, whose rows have a width and whose counters are in columns."""
     row = [0] * width
-    for position, counter in enumerate(cell.counters):
+    for position, counter in enumerate(access.counters):
         row[columns[counter]] = prod(extents[position + 1 :])
-    return Footprint(cell, tuple(row), 1, write)
+    return Footprint(access.cell, tuple(row), 1, access.write)
 
 
 def merged(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:

@@ -90,12 +90,12 @@ def _rotation(
     if not (isinstance(loop, Loop) and isinstance(setter, Statement) and isinstance(initial, Load)):
         return None
     turning = next((each for each in loop.body if isinstance(each, Statement) and _sets(each, cell)), None)
-    if turning is None or _depends_on(turning.domain, loop.counter) or (cell, False) in cell_accesses(setter):
+    if turning is None or _depends_on(turning.domain, loop.counter) or cell in cells_in(values_of(setter.effects)):
         return None
     later = next(each.value for each in turning.effects if isinstance(each, SetCell) and each.cell is cell)
     if not (isinstance(later, Load) and _continues(initial, later, loop.counter)):
         return None
-    users = [each for each in statements_in(whole) if any(used is cell for used, _ in cell_accesses(each))]
+    users = [each for each in statements_in(whole) if any(access.cell is cell for access in cell_accesses(each))]
     after = [each for each in body[index + 1 :] if isinstance(each, Statement) and each in users]
     others = set(users) != {setter, turning, *after} or any(_sets(each, cell) for each in after)
     others |= any(cell in cells_in(values_of(whiles_of(each.effects))) for each in users)

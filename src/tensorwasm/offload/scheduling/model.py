@@ -239,11 +239,11 @@ def _cell_extents(running: list[_Running]) -> dict[Cell, tuple[int, ...]]:
     extents: dict[Cell, tuple[int, ...]] = {}
     for run in running:
         upper = dict(zip(run.counters, run.upper, strict=False))
-        for cell, _ in cell_accesses(run.place.statement):
-            if not upper.keys() >= set(cell.counters):
+        for access in cell_accesses(run.place.statement):
+            if not upper.keys() >= set(access.counters):
                 raise Declined(DeclineReason.NOT_AFFINE, "a counter outside its loop")
-            own = tuple(upper[counter] + 1 for counter in cell.counters)
-            extents[cell] = tuple(map(max, own, extents.get(cell, own)))
+            own = tuple(upper[counter] + 1 for counter in access.counters)
+            extents[access.cell] = tuple(map(max, own, extents.get(access.cell, own)))
     return extents
 
 
@@ -258,8 +258,8 @@ def _statement(
     ]
     loads = tuple(each for each in footprints if not each.write)
     footprints += [
-        cell_footprint(cell, extents[cell], columns, len(run.upper) + 1, write=write)
-        for cell, write in cell_accesses(statement)
+        cell_footprint(access, extents[access.cell], columns, len(run.upper) + 1)
+        for access in cell_accesses(statement)
     ]
     return StatementModel(
         statement.number,

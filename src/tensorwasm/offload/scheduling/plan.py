@@ -12,6 +12,7 @@ from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Nest, whiles_of
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.dependences import dependences
+from tensorwasm.offload.scheduling.expansion import expanded
 from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.polyhedra import limited_context
@@ -107,6 +108,8 @@ def plan(
         parts = divided(simple, {each.number for each in crowded(best.steps)}, modelled.array_of)
         if parts is not simple:
             best = trial.better(parts, best)
+        parts, origins = expanded(best.nest, best.model)
+        best = trial.better(parts, best, origins) if origins else best
         if sequential(best.steps) or best.has_scratch:
             best = _in_memory(trial, first, best)
         if not best.parallel:

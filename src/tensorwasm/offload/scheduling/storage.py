@@ -16,9 +16,10 @@ from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Cell, Nest
 from tensorwasm.offload.program import Array, CellStorage
 from tensorwasm.offload.scheduling.axes import Axis
-from tensorwasm.offload.scheduling.footprints import Footprint, cells_in
+from tensorwasm.offload.scheduling.footprints import Footprint, cell_accesses, cells_in
 from tensorwasm.offload.scheduling.model import NestModel, StatementModel
 from tensorwasm.offload.scheduling.polyhedra import constrain, limited_context, set_columns
+from tensorwasm.offload.scheduling.rewriting import statements_in
 from tensorwasm.offload.scheduling.schedule import PlannedKernel, Step, kernels_in
 
 MAX_SCRATCH_BYTES: Final = 1 << 28
@@ -32,12 +33,14 @@ def storages(nest: Nest, model: NestModel, steps: Sequence[Step]) -> tuple[CellS
     """
     results = set(cells_in(nest.results.values()))
     kernels = list(kernels_in(steps))
+    accesses = (access for statement in statements_in(nest.body) for access in cell_accesses(statement))
+    shared = {access.cell for access in accesses if access.counters != access.cell.counters} | results
     cells = []
     scratch_bytes = 0
     for cell, extents in {**dict.fromkeys(results, ()), **model.cell_extents}.items():
         users = [each for each in model.statements if any(part.region is cell for part in each.footprints)]
         using = [kernel for kernel in kernels if any(user in kernel.statements for user in users)]
-        private = cell not in results and len(using) == 1 and _is_private(cell, using[0], users)
+        private = cell not in shared and len(using) == 1 and _is_private(cell, using[0], users)
         kept = _kept(cell, extents, using, users)
         strides = tuple(prod(kept[index + 1 :]) if extent > 1 else 0 for index, extent in enumerate(kept))
         count = 1 if private else prod(kept)
