@@ -259,9 +259,10 @@ def symmetric_product(rows: int, columns: int) -> Nest:
     return Nest((loop(0, rows, loop(1, columns, statement(0, SetCell(total, zero)), body, end)),))
 
 
-def shortest_paths(size: int) -> Nest:
+def shortest_paths(size: int, *, weighted: bool = False) -> Nest:
     place = at(c1=size, c2=1)
     loads = [load(place), load(at(c1=size, c0=1)), load(at(c0=size, c2=1))]
+    loads += [load(at(size * size, c1=size, c2=1))] if weighted else []
     body = statement(0, *loads, store(place, plus(*loads)))
     return Nest((loop(0, size, loop(1, size, loop(2, size, body))),))
 
@@ -325,7 +326,8 @@ def judge(nest: Nest, program: NestProgram, memory: bytearray, seeds: int = 3) -
         (shifted(0), "1"),
         (shifted(8, 8), "1"),
         (repeated(), "1"),
-        (shortest_paths(7), "(2 2 2 2 2 2 2 2 2)"),
+        (shortest_paths(7), "(1 1 2)"),
+        (shortest_paths(7, weighted=True), "(2 2 2 2 2 2 2 2 2)"),
     ],
 )
 def test_a_nest_runs_in_the_order_that_it_should(nest: Nest, expected: str):

@@ -58,9 +58,9 @@ def expanded(nest: Nest, model: NestModel) -> tuple[Nest, dict[int, int]]:
     search = _Search(nest, model)
     found = [each for array in model.arrays if (each := search.expansion(array.number)) is not None]
     origins: dict[int, int] = {}
-    fresh = 1 + max(each.number for each in statements_in(nest.body))
+    fresh = 1 + max((each.number for each in statements_in(nest.body)), default=0)
     by_store = {each.store: (each, fresh + index) for index, each in enumerate(found)}
-    loads = {load: _read(each, load, at) for each in found for load, at in each.readers.items()}
+    loads: dict[Value, Value] = {load: _read(each, load, at) for each in found for load, at in each.readers.items()}
 
     def change(statement: Statement) -> Sequence[Statement]:
         changed = _with_cells(statement, loads, {store: each.cell for store, (each, _) in by_store.items()})
@@ -79,12 +79,12 @@ def _read(expansion: _Expansion, load: Load, at: tuple[int, ...]) -> Value:
     return Operation(load.type, f"{load.type}.reinterpret_{value.type}", (value,))
 
 
-def _with_cells(statement: Statement, loads: Mapping[Load, Value], cells: Mapping[Store, Cell]) -> Statement:
+def _with_cells(statement: Statement, loads: Mapping[Value, Value], cells: Mapping[Store, Cell]) -> Statement:
     """The statement with values in place of loads, and changes of cells in place of stores."""
     if not any(effect in loads or effect in cells for effect in statement.effects):
         return statement
     changing = [effect.value for effect in statement.effects if isinstance(effect, Store | SetCell)]
-    made = substituted(changing, dict(loads))
+    made = substituted(changing, loads)
     effects: list[Effect] = []
     for effect in statement.effects:
         if isinstance(effect, Store) and effect in cells:

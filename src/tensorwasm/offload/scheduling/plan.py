@@ -15,6 +15,7 @@ from tensorwasm.offload.scheduling.dependences import dependences
 from tensorwasm.offload.scheduling.expansion import expanded
 from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
+from tensorwasm.offload.scheduling.pivots import with_pivots
 from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.residing import reloading, resident
 from tensorwasm.offload.scheduling.rewriting import divided, split, statements_in
@@ -112,6 +113,9 @@ def plan(
         best = trial.better(parts, best, origins) if origins else best
         if sequential(best.steps) or best.has_scratch:
             best = _in_memory(trial, first, best)
+        if not best.parallel:
+            whole = with_pivots(first.nest, first.model)
+            best = best if whole is first.nest else trial.better(whole, best)
         if not best.parallel:
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
             best = trial.better(parts, best, origins) if origins else best

@@ -1,0 +1,108 @@
+"""Steps that change a matrix in place by one row and one column of it run all elements at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from loops import as_bits, compile_c, memory_after_init
+from oracles.offload import PIPELINE, Judge, Pipeline
+from tensorwasm.offload.program import For, HostLoop
+from tensorwasm.offload.scheduling.footprints import cell_accesses
+from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.offload.scheduling.rewriting import statements_in
+from tensorwasm.runtime import Runtime
+from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
+
+STEPS = """
+#define N 24
+int p[N + 1][N], w[N][N];
+double d[N][N];
+void __attribute__((export_name("init"))) init(void) {
+  for (int i = 0; i < N; i++)
+    for (int j = 0; j < N; j++) {
+      p[i][j] = (i * 7 + j * 5) % 23 - 4;
+      w[i][j] = (i + j) % 3;
+      d[i][j] = (i * 5 + j) % 13 / 64.0 - 0.1;
+    }
+}
+#define EXPORT(name) __attribute__((export_name(#name))) name
+#define ALL(steps, rows, columns) \\
+  for (int k = 0; k < steps; k++) \\
+    for (int i = 0; i < rows; i++) \\
+      for (int j = 0; j < columns; j++)
+void EXPORT(paths)(int n, int m) {
+  ALL(n, n, n) p[i][j] = p[i][j] < p[i][k] + p[k][j] ? p[i][j] : p[i][k] + p[k][j];
+}
+void EXPORT(products)(int n, int m) { ALL(m, n, n) d[i][j] = d[i][j] * 0.5 + d[k][j] * d[i][k]; }
+void EXPORT(wide)(int n, int m) { ALL(m, m, n) p[i][j] = p[i][j] - p[k][j] * p[i][k]; }
+void EXPORT(next_row)(int n, int m) { ALL(n, n, n) p[i][j] += p[i][k] * p[k + 1][j]; }
+void EXPORT(weighted)(int n, int m) { ALL(n, n, n) p[i][j] += p[i][k] * p[k][j] + w[i][j]; }
+void EXPORT(by_step)(int n, int m) { ALL(n, n, n) p[i][j] += p[i][k] * p[k][j] + k; }
+void EXPORT(below)(int n, int m) {
+  for (int k = 0; k < n; k++)
+    for (int i = 0; i < n; i++)
+      for (int j = 0; j <= i; j++) p[i][j] += p[i][k] * p[k][j];
+}
+void EXPORT(more_steps)(int n, int m) { ALL(n, m, m) p[i][j] += p[i][k] * p[k][j]; }
+void EXPORT(one_dimension)(int n, int m) { ALL(n, n, n) p[0][i + j] += p[0][i + k] * p[0][k + j]; }
+"""
+LEVELS = ("-O1", "-O2", "-O3", "-Os")
+
+
+def program_of(name, level, *arguments):
+    """Return the program of a function, which is run and judged; None if it has none."""
+    made = []
+
+    def planned(nest, memory_bytes):
+        made.append(plan(nest, memory_bytes))
+        return made[-1]
+
+    wasm = compile_c(STEPS, level)
+    judge = Judge(Pipeline(PIPELINE.nest, planned, PIPELINE.codes), wasm, memory_after_init(wasm))
+    judgement = judge.judge(name, as_bits(judge.signature(name)[0], arguments))
+    assert judgement.wrong == []
+    return made[0] if made else None
+
+
+def has_lines(program):
+    """Return whether loops read cells that other loops have set."""
+    accesses = (access for each in statements_in(program.nest.body) for access in cell_accesses(each))
+    return any(access.counters != access.cell.counters for access in accesses)
+
+
+def axes(steps):
+    counts = []
+    for step in steps:
+        body, count = step.body, 0
+        while len(body) == 1 and isinstance(body[0], For) and body[0].parallel:
+            body, count = body[0].body, count + 1
+        counts.append(count)
+    return counts
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("sizes", [(8, 5), (13, 11)])
+@pytest.mark.parametrize("name", ["paths", "products", "wide"])
+def test_a_step_is_three_launches(name, sizes, level):
+    program = program_of(name, level, *sizes)
+    (host,) = program.steps
+    assert isinstance(host, HostLoop)
+    assert axes(host.body) == [1, 1, 2]
+    assert has_lines(program)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["next_row", "weighted", "by_step", "below", "more_steps", "one_dimension"])
+def test_other_steps_have_no_lines(name, level):
+    program = program_of(name, level, 9, 6)
+    assert program is None or not has_lines(program)
+
+
+@pytest.mark.parametrize("name", ["paths", "products"])
+def test_memory_is_that_of_the_steps_on_a_device(name):
+    with Runtime("emulator") as runtime:
+        wasm = compile_c(STEPS, "-O2")
+        plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="gpu", offload_waits=True)
+        found = compare_runs(plain, offloaded, [MeasuredCall("init", [])], MeasuredCall(name, [21, 17]))
+        assert found.difference == ""
+        assert sum(each.taken for each in offloaded.offloading.statistics) > 0
