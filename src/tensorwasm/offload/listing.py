@@ -179,10 +179,8 @@ class _ValueTexts:
                 return f"local{local}"
             case Index(affine=affine):
                 return f"({_affine(affine)})"
-            case Carried(cell=cell, others=others):
-                return f"{_cell(cell)}[{', '.join(f'c{counter}' for counter in others)}]" if others else _cell(cell)
-            case TurningScalar():
-                return self._scalars[value]
+            case Carried() | TurningScalar():
+                return _carried(value) if isinstance(value, Carried) else self._scalars[value]
             case Load():
                 return self.place(value)
         name = value.opcode.partition(".")[2] or value.opcode
@@ -210,6 +208,11 @@ def _affine(affine: Affine) -> str:
 
 def _term(term: Term) -> str:
     return f"(({_affine(term.value)}) // {term.divisor})" if isinstance(term, Floor) else f"c{term}"
+
+
+def _carried(value: Carried) -> str:
+    others = ", ".join(f"c{counter}" for counter in value.others)
+    return f"{_cell(value.cell)}[{others}]" if others else _cell(value.cell)
 
 
 def _cell(cell: Cell) -> str:

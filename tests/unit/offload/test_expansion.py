@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from loops import as_bits, compile_c, memory_after_init
+from oracles.nest import faults, run_nest
 from oracles.offload import PIPELINE, Judge, Pipeline
+from strategies.nests import MEMORY_BYTES, random_memory
+from tensorwasm.offload.nest import ALWAYS, Affine, Load, Loop, Nest, Statement, Store
 from tensorwasm.offload.program import For
-from tensorwasm.offload.scheduling import expansion
+from tensorwasm.offload.scheduling import expansion, storage
 from tensorwasm.offload.scheduling.footprints import cell_accesses
+from tensorwasm.offload.scheduling.model import model
 from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.rewriting import statements_in
 
 ROWS = """
@@ -141,9 +148,7 @@ def has_cells_of_rows(program):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(
-    ("name", "expected"), [("product", [2, 1, 2]), ("moved", [2, 1, 2]), ("of_two", [2, 1, 1, 2])]
-)
+@pytest.mark.parametrize(("name", "expected"), [("product", [2, 1, 2]), ("moved", [2, 1, 2]), ("of_two", [2, 1, 1, 2])])
 def test_rows_with_an_array_of_their_own_are_parallel(name, expected, level):
     program = program_of(name, level, 80, 9)
     assert has_cells_of_rows(program)
@@ -165,3 +170,37 @@ def test_cells_that_would_take_too_much_memory_are_none(monkeypatch):
     assert not has_cells_of_rows(program_of("product", "-O2", 80, 9))
     monkeypatch.setattr(expansion, "MAX_SCRATCH_BYTES", 80 * 9 * 8)
     assert has_cells_of_rows(program_of("product", "-O2", 80, 9))
+
+
+def test_an_order_whose_cells_take_too_much_memory_together_is_not_taken(monkeypatch):
+    monkeypatch.setattr(storage, "MAX_SCRATCH_BYTES", 2 * 80 * 9 * 8 - 1)
+    assert not has_cells_of_rows(program_of("of_two", "-O2", 80, 9))
+
+
+small, few = st.integers(0, 2), st.integers(1, 3)
+places = st.tuples(small, st.sampled_from([0, 0, 0, 1, 3]), small)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(few, few, few), places, st.none() | places, st.sampled_from([False, False, True]))
+def test_a_changed_nest_does_the_same(trips, written, other, swapped):
+    read, reads = (written, trips[1]) if other is None else (other, trips[2])
+
+    def at(numbers, inner):
+        constant, outer, stride = numbers
+        return Affine(8 * constant, tuple((term, 8 * each) for term, each in ((0, outer), (inner, stride)) if each))
+
+    source = Load("f64.load", Affine(512, ((0, 64), (2, 8))), 0)
+    fill = Loop(2, Affine(trips[1]), (Statement(0, ALWAYS, (source, Store("f64.store", at(written, 2), 0, source))),))
+    handed = Load("i64.load", at(read, 3), 0)
+    place = Affine(1024, ((0, 64), (3, 8)))
+    use = Loop(3, Affine(reads), (Statement(1, ALWAYS, (handed, Store("i64.store", place, 0, handed))),))
+    nest = Nest((Loop(0, Affine(trips[0]), (use, fill) if swapped else (fill, use)),))
+    with limited_context(1_000_000) as context:
+        changed, origins = expansion.expanded(nest, model(context, nest, MEMORY_BYTES))
+    memories = [random_memory(1), random_memory(1)]
+    for each, memory in zip((nest, changed), memories, strict=True):
+        assert faults(each) == []
+        run_nest(each, {}, memory)
+    assert memories[0] == memories[1]
+    event(f"changed: {bool(origins)}")

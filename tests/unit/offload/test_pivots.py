@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from loops import as_bits, compile_c, memory_after_init
+from oracles.nest import faults, run_nest
 from oracles.offload import PIPELINE, Judge, Pipeline
+from strategies.nests import MEMORY_BYTES, random_memory
+from tensorwasm.offload.nest import ALWAYS, Affine, Constant, Load, Loop, Nest, Operation, Statement, Store
 from tensorwasm.offload.program import For, HostLoop
 from tensorwasm.offload.scheduling.footprints import cell_accesses
+from tensorwasm.offload.scheduling.model import model
+from tensorwasm.offload.scheduling.pivots import with_pivots
 from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.rewriting import statements_in
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
@@ -106,3 +114,36 @@ def test_memory_is_that_of_the_steps_on_a_device(name):
         found = compare_runs(plain, offloaded, [MeasuredCall("init", [])], MeasuredCall(name, [21, 17]))
         assert found.difference == ""
         assert sum(each.taken for each in offloaded.offloading.statistics) > 0
+
+
+bit = st.integers(0, 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.tuples(st.integers(1, 4), *[st.integers(2, 5)] * 2),
+    st.lists(st.sampled_from([(1, 2), (1, 0), (0, 2)]) | st.tuples(*[st.integers(0, 2)] * 2, bit, bit), min_size=1),
+    st.sampled_from([1, 4, 5, 6]),
+)
+def test_a_changed_nest_does_the_same(trips, chosen, width):
+    def at(row, column, down=0, right=0):
+        terms = {}
+        for counter, stride in ((row, 8 * width), (column, 8)):
+            terms[counter] = terms.get(counter, 0) + stride
+        return Affine(8 * (width * down + right), tuple(sorted(terms.items())))
+
+    loads = [Load("i64.load", at(row, column, *by), 0) for row, column, *by in chosen[:3]]
+    value = loads[0]
+    for load in loads[1:]:
+        value = Operation("i64", "i64.mul", (Operation("i64", "i64.add", (value, Constant("i64", 3))), load))
+    body = Statement(0, ALWAYS, (*loads, Store("i64.store", at(1, 2), 0, value)))
+    steps, rows, columns = map(Affine, trips)
+    nest = Nest((Loop(0, steps, (Loop(1, rows, (Loop(2, columns, (body,)),)),)),))
+    with limited_context(1_000_000) as context:
+        changed = with_pivots(nest, model(context, nest, MEMORY_BYTES))
+    memories = [random_memory(1), random_memory(1)]
+    for each, memory in zip((nest, changed), memories, strict=True):
+        assert faults(each) == []
+        run_nest(each, {}, memory)
+    assert memories[0] == memories[1]
+    event(f"changed: {changed is not nest}")

@@ -243,7 +243,7 @@ def two_vectors(rows: int, columns: int) -> Nest:
 
 
 def symmetric_product(rows: int, columns: int) -> Nest:
-    """``C += A * B`` from the lower triangle of ``A``: a row's sum, and its part of all rows above, in one statement."""
+    """``C += A * B`` from the lower triangle of ``A``: a row's sum, and its part of rows above, in one statement."""
     total = Cell(0, "f64", (0, 1))
     a, b, c = 0, rows * rows, rows * rows + rows * columns
     above, place = at(c, c2=columns, c1=1), at(c, c0=columns, c1=1)

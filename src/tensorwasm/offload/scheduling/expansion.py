@@ -149,7 +149,9 @@ class _Search:
         repeated = tuple(each for each in writer.counters if each not in strides)
         trips = {each: self.loops[each].trip for each in writer.counters}
         steady = all(not trips[each].terms for each in repeated)
-        steady &= all(term not in repeated for trip in trips.values() for term, _ in trip.terms if isinstance(term, int))
+        steady &= all(
+            term not in repeated for trip in trips.values() for term, _ in trip.terms if isinstance(term, int)
+        )
         steady &= all(isinstance(term, int) for trip in trips.values() for term, _ in trip.terms)
         if not whole or not steady or statement.domain != ALWAYS:
             return ()

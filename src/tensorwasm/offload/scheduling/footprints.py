@@ -109,9 +109,7 @@ def cell_accesses(statement: Statement) -> list[CellAccess]:
     ]
 
 
-def cell_footprint(
-    access: CellAccess, extents: Sequence[int], columns: Mapping[int, int], width: int
-) -> Footprint:
+def cell_footprint(access: CellAccess, extents: Sequence[int], columns: Mapping[int, int], width: int) -> Footprint:
     """The element of a cell that a statement touches, whose rows have a width and whose counters are in columns."""
     row = [0] * width
     for position, counter in enumerate(access.counters):

@@ -258,8 +258,7 @@ def _statement(
     ]
     loads = tuple(each for each in footprints if not each.write)
     footprints += [
-        cell_footprint(access, extents[access.cell], columns, len(run.upper) + 1)
-        for access in cell_accesses(statement)
+        cell_footprint(access, extents[access.cell], columns, len(run.upper) + 1) for access in cell_accesses(statement)
     ]
     return StatementModel(
         statement.number,

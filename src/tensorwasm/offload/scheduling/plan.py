@@ -76,10 +76,12 @@ class _Trial:
     max_operations: int
 
     def of(self, nest: Nest, otherwise: _Candidate, origins: Mapping[int, int] | None = None) -> _Candidate:
-        """The order of a nest, or another one if it is too large."""
+        """The order of a nest, or another one if it is too large or its cells are."""
         try:
             with limited_context(self.max_operations) as context:
-                return _scheduled(context, nest, model(context, nest, self.memory_bytes), origins)
+                found = _scheduled(context, nest, model(context, nest, self.memory_bytes), origins)
+                storages(found.nest, found.model, found.steps)
+                return found
         except Declined:
             return otherwise
 
