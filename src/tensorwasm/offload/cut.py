@@ -22,8 +22,8 @@ A region becomes::
     end
 
 A guard that is off costs a nanosecond or so, where a call of the host takes microseconds. Floating-point values cross
-as integers of their bits, because a host function in another language may change a NaN. Regions that lie in one another
-have guards one behind the other, the outer ones first.
+as integers of their bits, because a host function in another language may change a NaN, and vectors lane by lane.
+Regions that lie in one another have guards one behind the other, the outer ones first.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from itertools import groupby
 from typing import Final
 
 from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.lanes import crossing_lane
 from tensorwasm.offload.nest import ValueType
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.definitions import CodeEntry, Global
@@ -54,6 +55,7 @@ COMPARED: Final = 2
 _CROSSING: Final[Mapping[ValueType, str]] = {"i32": "i32", "i64": "i64", "f32": "i32", "f64": "i64"}
 _TO_BITS: Final[Mapping[ValueType, str]] = {"f32": "i32.reinterpret_f32", "f64": "i64.reinterpret_f64"}
 _FROM_BITS: Final[Mapping[ValueType, str]] = {"f32": "f32.reinterpret_i32", "f64": "f64.reinterpret_i64"}
+_LANES: Final[Mapping[ValueType, str]] = {"i32": "i32x4", "i64": "i64x2", "f32": "i32x4", "f64": "i64x2"}
 _SWITCH: Final = Global(GlobalType("i32", mutable=True), (("i32.const", 0),))
 _OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
 
@@ -127,6 +129,10 @@ def _after(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]
 def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
     """Yield the call of a guard, which leaves whether the region was run on the stack."""
     for local, kind in region.inputs:
+        vector = crossing_lane(local)
+        if vector:
+            yield from (("local.get", vector[0]), (f"{_LANES[kind]}.extract_lane", vector[1]))
+            continue
         yield ("local.get", local)
         if kind in _TO_BITS:
             yield (_TO_BITS[kind],)
@@ -134,10 +140,21 @@ def _call(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
         yield ("global.get", number)
     yield ("call", index)
     for local, kind in reversed(region.outputs):
+        vector = crossing_lane(local)
+        if vector:
+            yield from _set_lane(*vector, _LANES[kind])
+            continue
         if kind in _FROM_BITS:
             yield (_FROM_BITS[kind],)
         yield ("local.set", local)
     yield ("global.set", switch)
+
+
+def _set_lane(local: int, lane: int, lanes: str) -> Iterator[Instruction]:
+    """Yield what puts a number on the stack into a lane of a vector, of which the others stay."""
+    size = 16 // int(lanes[-1])
+    order = [at if at // size == lane else 16 + at for at in range(16)]
+    yield from ((f"{lanes}.splat",), ("local.get", local), ("i8x16.shuffle", bytes(order)), ("local.set", local))
 
 
 class _Labels:

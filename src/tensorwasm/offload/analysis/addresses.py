@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES
-from tensorwasm.offload.opcodes import ROWS
+from tensorwasm.offload.stack import ACCESS_EFFECTS, NUMERIC_EFFECTS
 from tensorwasm.wasm.instructions import Instruction
 
 _MAX_STEPS: Final = 50_000
 _UNKNOWN: Final = -1
-_POPPED: Final[Mapping[str, int]] = {
-    **dict.fromkeys(LOAD_BYTES, 1),
-    **dict.fromkeys(STORE_BYTES, 2),
-    **dict.fromkeys(("memory.fill", "memory.copy"), 3),
+_EFFECTS: Final[Mapping[str, tuple[int, int]]] = {
+    **ACCESS_EFFECTS,
+    **dict.fromkeys(("memory.fill", "memory.copy"), (3, 0)),
 }
-"""Operands of what accesses memory; the first one is the address."""
+"""Operands and results of what accesses memory; the first operand is the address."""
 
 _Held = dict[int, int]
 """For locals that hold data on all ways: the last place such that a region from there, or from before, loads it."""
@@ -103,12 +101,13 @@ class _AddressScan:
         elif name in {"local.set", "local.tee"}:
             held[instruction[1]] = popped(1)[0]
             stack += [held[instruction[1]]] if name == "local.tee" else []
-        elif name in _POPPED:
-            *_, address = popped(_POPPED[name])
+        elif name in _EFFECTS:
+            count, results = _EFFECTS[name]
+            *_, address = popped(count)
             self.levels[place] = address
-            stack += [place] if name in LOAD_BYTES else []
-        elif name in ROWS:
-            stack.append(max(popped(len(ROWS[name].operands))))
+            stack += [place] * results
+        elif name in NUMERIC_EFFECTS and NUMERIC_EFFECTS[name][0]:
+            stack.append(max(popped(NUMERIC_EFFECTS[name][0])))
         elif name.startswith("select"):
             condition, other, one = popped(3)
             stack.append(max(condition, min(one, other)))

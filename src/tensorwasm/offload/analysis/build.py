@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from tensorwasm.offload.analysis.draft import LocalValue, WalkState
 from tensorwasm.offload.analysis.finish import finish
 from tensorwasm.offload.analysis.integers import BITS, number
 from tensorwasm.offload.analysis.loops import NestWalk
-from tensorwasm.offload.analysis.regions import LoopRegion, local_types
+from tensorwasm.offload.analysis.regions import LoopRegion, TypedLocal, local_types
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock, mark_live, parse
+from tensorwasm.offload.analysis.vector_stack import VectorCode
+from tensorwasm.offload.analysis.vectors import has_vectors, without_vectors
 from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.lanes import crossing_lane
 from tensorwasm.offload.nest import Input, Nest, ValueType
 from tensorwasm.wasm.module import Module
 
@@ -23,14 +26,16 @@ class RegionCode:
     """A region's code, ready to be walked as often as its inputs change.
 
     Attributes:
-        types: of the function's locals.
+        types: of the function's locals, and of those that stand for lanes of vectors.
         counters: number of each loop, by the place where it starts; outer loops have lower ones.
+        crossing: the local of each lane of a vector among the region's inputs.
     """
 
     region: LoopRegion
     tree: CodeBlock
     types: tuple[str, ...]
     counters: Mapping[int, int]
+    crossing: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_region(module: Module, region: LoopRegion) -> RegionCode:
@@ -42,13 +47,22 @@ def read_region(module: Module, region: LoopRegion) -> RegionCode:
     """
     place = region.function - len(module.imported("func"))
     body = module.bodies[place]
-    code = body.instructions()
-    tree = parse(code, region.start, region.end + 1, module.types)
-    mark_live(tree, sum(1 << local for local, _ in region.outputs))
-    places = range(region.start, region.end)
-    loops = [place for place in places if code[place][0] in {"loop", "memory.fill", "memory.copy"}]
+    code = tuple(body.instructions())[region.start : region.end + 1]
     types = tuple(local_types(module.types[module.functions[place]], body))
-    return RegionCode(region, tree, types, {start: count for count, start in enumerate(loops)})
+    crossing: Mapping[int, int] = {}
+    if has_vectors(code, types):
+        inputs, outputs = _vector_locals(region.inputs), _vector_locals(region.outputs)
+        made = without_vectors(VectorCode(code, types, module.types, inputs, outputs))
+        code, types, crossing = made.code, made.types, made.crossing
+    tree = parse(code, 0, len(code), module.types)
+    mark_live(tree, sum(1 << crossing.get(local, local) for local, _ in region.outputs))
+    loops = [place for place, each in enumerate(code) if each[0] in {"loop", "memory.fill", "memory.copy"}]
+    return RegionCode(region, tree, types, {start: count for count, start in enumerate(loops)}, crossing)
+
+
+def _vector_locals(inputs: Iterable[TypedLocal]) -> list[int]:
+    """Return the locals of which lanes are among a region's inputs, each once."""
+    return list(dict.fromkeys([found[0] for local, _ in inputs if (found := crossing_lane(local))]))
 
 
 def build_nest(code: RegionCode, inputs: Mapping[int, int], global_values: Mapping[int, int] | None = None) -> Nest:
@@ -68,12 +82,13 @@ def build_nest(code: RegionCode, inputs: Mapping[int, int], global_values: Mappi
     walk = NestWalk(cast("tuple[ValueType, ...]", code.types), code.counters, known)
     values: list[LocalValue | None] = [None] * len(code.types)
     for local, kind in region.inputs:
-        values[local] = number(kind, inputs[local]) if kind in BITS else Input(kind, local)
+        held = number(kind, inputs[local]) if kind in BITS else Input(kind, local)
+        values[code.crossing.get(local, local)] = held
     try:
         ends = walk.items(code.tree.items, [WalkState(values, [], Scope())])
         if len(ends) != 1:
             raise Declined(DeclineReason.CONTROL_FLOW, "the region does not end")
-        results = {local: ends[0].locals[local] for local, _ in region.outputs}
+        results = {local: ends[0].locals[code.crossing.get(local, local)] for local, _ in region.outputs}
         return finish(walk, {local: value for local, value in results.items() if value is not None})
     except RecursionError as error:
         raise Declined(DeclineReason.TOO_LARGE, "blocks in blocks") from error

@@ -11,30 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorwasm.offload.analysis.tree import CodeBlock
-from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES
-from tensorwasm.offload.opcodes import ROWS
+from tensorwasm.offload.stack import STACK_EFFECTS
 from tensorwasm.wasm.instructions import Instruction
 
 MOST_FUSED: Final = 8
 """Regions in one."""
-
-_EFFECTS: Final[dict[str, tuple[int, int]]] = {
-    "nop": (0, 0),
-    "drop": (1, 0),
-    "select": (3, 1),
-    "select_t": (3, 1),
-    "local.get": (0, 1),
-    "local.set": (1, 0),
-    "local.tee": (1, 1),
-    "global.get": (0, 1),
-    "memory.fill": (3, 0),
-    "memory.copy": (3, 0),
-    **{f"{kind}.const": (0, 1) for kind in ("i32", "i64", "f32", "f64")},
-    **{name: (len(row.operands), 1) for name, row in ROWS.items()},
-    **dict.fromkeys(LOAD_BYTES, (1, 1)),
-    **dict.fromkeys(STORE_BYTES, (2, 0)),
-}
-"""How many values each instruction takes from the stack, and leaves there."""
 
 
 @dataclass(slots=True)
@@ -55,7 +36,7 @@ class FusedRegions:
         if isinstance(item, CodeBlock):
             effect = (int(item.kind == "if"), item.results) if _is_closed(item) else None
         else:
-            effect = _EFFECTS.get(item[0])
+            effect = STACK_EFFECTS.get(item[0])
         if effect is None or self.height < effect[0]:
             return False
         self.height += effect[1] - effect[0]
@@ -114,6 +95,6 @@ def _is_closed(block: CodeBlock, depth: int = 0) -> bool:
         elif item[0] in {"br", "br_if", "br_table"}:
             if max(item[1]) > depth if item[0] == "br_table" else item[1] > depth:
                 return False
-        elif item[0] not in _EFFECTS:
+        elif item[0] not in STACK_EFFECTS:
             return False
     return True

@@ -9,9 +9,12 @@ from typing import Final
 from tensorwasm.offload.analysis.addresses import data_addresses
 from tensorwasm.offload.analysis.fusion import find_fused
 from tensorwasm.offload.analysis.tree import OPENING, CodeBlock, locals_of, mark_live, parse
+from tensorwasm.offload.analysis.vector_stack import VectorCode
+from tensorwasm.offload.analysis.vectors import has_vectors, vector_shapes
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, ValueType
-from tensorwasm.offload.opcodes import ROWS
+from tensorwasm.offload.lanes import VECTOR, crossing_kind, crossing_number, lane_count
+from tensorwasm.offload.nest import ValueType
+from tensorwasm.offload.stack import ACCESS_EFFECTS, NUMERIC_EFFECTS
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.instructions import Instruction
 from tensorwasm.wasm.module import Module
@@ -23,9 +26,8 @@ _VALUE_TYPES: Final[tuple[ValueType, ...]] = ("i32", "i64", "f32", "f64")
 _HANDLED: Final = frozenset(
     {"nop", "drop", "select", "select_t", "local.get", "local.set", "local.tee", "global.get", "else"}
     | {f"{kind}.const" for kind in _VALUE_TYPES}
-    | ROWS.keys()
+    | NUMERIC_EFFECTS.keys()
 )
-_MEMORY: Final = frozenset(LOAD_BYTES.keys() | STORE_BYTES.keys())
 _SCATTERED: Final = (DeclineReason.DATA_DEPENDENT, "an address")
 _PASSED_OVER: Final = _HANDLED - {"global.get"}
 
@@ -43,7 +45,7 @@ class LoopRegion:
         function: in the index space of functions.
         start: place of its first instruction in the function's body.
         end: place of its ``end``, or the last one's.
-        inputs: locals that it may read before it writes them, and all outputs.
+        inputs: locals that it may read before it writes them, and all outputs; of a vector, each lane.
         outputs: locals that it writes and that may be read after it.
         globals: those that it reads.
         depth: how many loops are in each other.
@@ -160,12 +162,15 @@ def _region(
     imported = [item.type for item in module.imported("global")]
     every = [*imported, *[item.type for item in module.globals]]
     try:
+        vectors = [local for local in locals_of(inputs) if types[local] == VECTOR]
+        pieces = code[first.start : last.end + 1]
+        shapes = vector_shapes(VectorCode(pieces, types, module.types, vectors)) if has_vectors(pieces, types) else {}
         return LoopRegion(
             function,
             first.start,
             last.end,
-            tuple([(local, _value_type(types[local])) for local in locals_of(inputs)]),
-            tuple([(local, _value_type(types[local])) for local in locals_of(outputs)]),
+            tuple(_crossing(inputs, types, shapes)),
+            tuple(_crossing(outputs, types, shapes)),
             tuple([(number, _integer_type(every[number].value)) for number in sorted(read)]),
             depth,
             parts,
@@ -174,6 +179,16 @@ def _region(
         return DeclinedLoop(function, first.start, declined.reason, declined.detail)
     except (IndexError, AttributeError):
         return DeclinedLoop(function, first.start, DeclineReason.MALFORMED, "no such local or global")
+
+
+def _crossing(mask: int, types: Sequence[str], shapes: Mapping[int, str]) -> Iterator[TypedLocal]:
+    """Yield a region's inputs or outputs: locals, and lanes of those that are vectors."""
+    for local in locals_of(mask):
+        if types[local] == VECTOR:
+            kind = crossing_kind(shapes[local])
+            yield from ((crossing_number(local, lane), kind) for lane in range(lane_count(kind)))
+        else:
+            yield local, _value_type(types[local])
 
 
 def _value_type(name: str) -> ValueType:
@@ -251,7 +266,7 @@ class _RegionScan:
         if name in {"br", "br_if", "br_table"}:
             depth = max(instruction[1]) if name == "br_table" else instruction[1]
             piece.reaches = min(piece.reaches, max(len(self.stack) - 1 - depth, 0))
-        elif name in _MEMORY:
+        elif name in ACCESS_EFFECTS:
             if instruction[1][2]:
                 piece.obstacle = (DeclineReason.INSTRUCTION, "another memory")
         elif name not in {"global.get", "memory.fill", "memory.copy"} and piece.obstacle is None:
