@@ -35,6 +35,8 @@ SCALARS: Final[Mapping[str, ValueType]] = {
 """The type that a lane of each shape is computed in."""
 
 SCALAR_OPERAND: Final = "n"
+AS_DATA: Final = "as_data"
+"""Not WebAssembly's: what is on the stack decides no path, though it may be known to be affine."""
 VECTOR: Final = "v128"
 _BYTES: Final = 16
 _FIRST_CROSSING: Final = 1 << 16
@@ -142,7 +144,7 @@ def _extended(shape: str, sign: str) -> Callable[[str], str]:
 def _clamped(value: str, bits: int, sign: str) -> str:
     """Return an ``i32`` that is brought into the range of a smaller integer."""
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if sign == "s" else (0, (1 << bits) - 1)
-    return f"{value} =t t {high} t {high} i32.lt_s select =t t {low} t {low} i32.gt_s select"
+    return f"{value} =t t {high} t {high} i32.lt_s {AS_DATA} select =t t {low} t {low} i32.gt_s {AS_DATA} select"
 
 
 def _widened(shape: str, sign: str) -> Callable[[str], str]:
@@ -157,7 +159,7 @@ def _integer_texts(shape: str) -> Iterator[tuple[str, str, str]]:
     one, other = signs["s"]
     yield from (("add", "ab", f"a b {kind}.add"), ("sub", "ab", f"a b {kind}.sub"))
     yield "neg", "a", f"0{end} a {kind}.sub"
-    yield "abs", "a", f"0{end} {one} {kind}.sub {one} {one} 0{end} {kind}.lt_s select"
+    yield "abs", "a", f"0{end} {one} {kind}.sub {one} {one} 0{end} {kind}.lt_s {AS_DATA} select"
     if shape != "i8":
         yield "mul", "ab", f"a b {kind}.mul"
     count = f"n {bits - 1} i32.and" + (" i64.extend_i32_u" if end else "")
@@ -167,8 +169,8 @@ def _integer_texts(shape: str) -> Iterator[tuple[str, str, str]]:
     if shape == "i64":
         return
     for sign, (a, b) in signs.items():
-        yield f"min_{sign}", "ab", f"{a} {b} {a} {b} i32.lt_{sign} select"
-        yield f"max_{sign}", "ab", f"{a} {b} {a} {b} i32.gt_{sign} select"
+        yield f"min_{sign}", "ab", f"{a} {b} {a} {b} i32.lt_{sign} {AS_DATA} select"
+        yield f"max_{sign}", "ab", f"{a} {b} {a} {b} i32.gt_{sign} {AS_DATA} select"
         if shape != "i32":
             yield f"add_sat_{sign}", "ab", _clamped(f"{a} {b} i32.add", bits, sign)
             yield f"sub_sat_{sign}", "ab", _clamped(f"{a} {b} i32.sub", bits, sign)
@@ -198,7 +200,7 @@ def _tests(shape: str) -> Iterator[tuple[str, str]]:
     names = [f"{name}_{sign}" for name in ("lt", "gt", "le", "ge") for sign in ("s" if shape == "i64" else "su")]
     for name in ("eq", "ne", *names):
         extend = _extended(shape, name[-1])
-        yield name, f"{extend('a')} {extend('b')} {SCALARS[shape]}.{name}"
+        yield name, f"{extend('a')} {extend('b')} {SCALARS[shape]}.{name} {AS_DATA}"
 
 
 def _at(text: str, lane: int) -> str:
@@ -272,13 +274,13 @@ def _summaries() -> Iterator[tuple[str, VectorRow]]:
     for shape in ("i8", "i16", "i32", "i64"):
         count, end = lane_count(shape), "L" if shape == "i64" else ""
         unsigned, signed, kind = _extended(shape, "u"), _extended(shape, "s"), SCALARS[shape]
-        tests = [f"{unsigned(f'a{lane}')} 0{end} {kind}.ne" for lane in range(count)]
+        tests = [f"{unsigned(f'a{lane}')} 0{end} {kind}.ne {AS_DATA}" for lane in range(count)]
         whole = tests[0] + "".join([f" {test} i32.and" for test in tests[1:]])
         yield f"{_spelled(shape)}.all_true", VectorRow((shape,), None, (whole,))
-        bits = [f"{signed(f'a{lane}')} 0{end} {kind}.lt_s {lane} i32.shl" for lane in range(count)]
+        bits = [f"{signed(f'a{lane}')} 0{end} {kind}.lt_s {AS_DATA} {lane} i32.shl" for lane in range(count)]
         every = bits[0] + "".join([f" {bit} i32.or" for bit in bits[1:]])
         yield f"{_spelled(shape)}.bitmask", VectorRow((shape,), None, (every,))
-    some = "a0 a1 i64.or 0L i64.ne"
+    some = f"a0 a1 i64.or 0L i64.ne {AS_DATA}"
     yield "v128.any_true", VectorRow(("i64",), None, (some,))
 
 

@@ -137,6 +137,11 @@ class Recorder:
             return self.operation("i32", f"{kind}.{value.relation}", sides)
         return value
 
+    def as_data(self, state: WalkState) -> list[WalkState]:
+        """Make what is on a state's stack a value of the nest."""
+        state.stack[-1] = self.value(state.stack[-1])
+        return [state]
+
     def selected(self, guard: Guard, value: Value, other: Value) -> Value:
         """Return one value where a guard holds, and another one elsewhere."""
         parting, way = guard

@@ -24,6 +24,7 @@ from tensorwasm.offload.analysis.scope import Scope, Split
 from tensorwasm.offload.analysis.tree import CodeBlock
 from tensorwasm.offload.analysis.trips import ExitTest
 from tensorwasm.offload.declined import Declined, DeclineReason
+from tensorwasm.offload.lanes import AS_DATA
 from tensorwasm.offload.nest import LOAD_BYTES, STORE_BYTES, Affine, Constraint, Load, Store, load_of
 from tensorwasm.offload.opcodes import DIVISIONS, ROWS
 from tensorwasm.wasm.instructions import Instruction
@@ -390,6 +391,7 @@ _STEPS: Final[Mapping[str, _Step]] = {
     "local.set": _set,
     "local.tee": _tee,
     "drop": _drop,
+    AS_DATA: lambda walk, _instruction, state: walk.as_data(state),
     "nop": lambda _walk, _instruction, state: [state],
     "br": lambda walk, instruction, state: walk.branch(state, instruction[1]),
     "br_if": lambda walk, instruction, state: walk.branch_if(state, instruction[1], instruction[2]),
