@@ -30,6 +30,10 @@ FOLDERS: Final[dict[str, tuple[str, ...]]] = {
     "bench/guests/wasi/*.c": ("-Wl,-z,stack-size=65536",),
     "bench/guests/offload/*.c": ("-nostdlib", "-Wl,--no-entry,-z,stack-size=8192"),
     "bench/guests/*.c": ("-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
+    "tests/corpus_loops/vectors.c": (
+        *("-w", "-O3", "-msimd128", "-nostdlib", "-ffreestanding"),
+        "-Wl,--no-entry,-z,stack-size=8192",
+    ),
     "tests/corpus_loops/*.c": ("-w", "-nostdlib", "-ffreestanding", "-Wl,--no-entry,-z,stack-size=8192"),
     "tests/golden/wasm/guests/*.cpp": ("-mexec-model=reactor",),
     "tests/golden/wasi/*.c": ("-Os",),

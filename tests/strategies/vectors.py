@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from wasmtime import Instance
+from wasmtime import Instance, Store
 from wasmtime import Module as CompiledModule
-from wasmtime import Store
 
 from loops import ENGINE
 from tensorwasm.wasm.definitions import CodeEntry
@@ -62,16 +61,17 @@ class VectorLoop:
     def module(self) -> Module:
         """A module with the loop as ``run``, which then stores what is carried."""
         carried = VECTORS[-1]
+        loads = [
+            (("local.get", _POINTER), ("v128.load", (0, 16 * number, 0)), ("local.set", local))
+            for number, local in enumerate(VECTORS[:INPUTS])
+        ]
         body = (
-            (("i32.const", CARRIED), ("v128.load", (0, 0, 0)), ("local.set", carried), ("loop", None))
-            + tuple(
-                step
-                for number, local in enumerate(VECTORS[:INPUTS])
-                for step in (("local.get", _POINTER), ("v128.load", (0, 16 * number, 0)), ("local.set", local))
-            )
-            + (*self.code, ("local.get", _POINTER), ("i32.const", 16 * INPUTS), ("i32.add",), ("local.tee", _POINTER))
-            + (("i32.const", 16 * INPUTS * TURNS), ("i32.ne",), ("br_if", 0), ("end",), ("i32.const", CARRIED))
-            + (("local.get", carried), ("v128.store", (0, 0, 0)))
+            *(("i32.const", CARRIED), ("v128.load", (0, 0, 0)), ("local.set", carried), ("loop", None)),
+            *(step for load in loads for step in load),
+            *self.code,
+            *(("local.get", _POINTER), ("i32.const", 16 * INPUTS), ("i32.add",), ("local.tee", _POINTER)),
+            *(("i32.const", 16 * INPUTS * TURNS), ("i32.ne",), ("br_if", 0), ("end",)),
+            *(("i32.const", CARRIED), ("local.get", carried), ("v128.store", (0, 0, 0))),
         )
         return Module(
             types=(FuncType((), ()),),
@@ -113,7 +113,7 @@ def signature(name: str) -> tuple[tuple[str, ...], str | None]:
         return operands, None if "store" in operation else "v128"
     if operation.startswith("extract_lane"):
         return ("v128",), scalar
-    if operation == "replace_lane" or operation == "splat":
+    if operation in {"replace_lane", "splat"}:
         return (*(("v128",) if operation != "splat" else ()), scalar), "v128"
     if operation in {"any_true", "all_true", "bitmask"}:
         return ("v128",), "i32"
@@ -190,10 +190,27 @@ _NUMBERS = st.one_of(
 
 
 @st.composite
+def _perhaps(draw: st.DrawFn, code: st.SearchStrategy[tuple[Instruction, ...]]) -> tuple[Instruction, ...]:
+    """Draw code that runs always, where the counter or data says so, or until then; or a choice between vectors."""
+    first, *others = [draw(st.sampled_from(VECTORS)) for _ in range(3)]
+    numbers = draw(st.sampled_from(((("local.get", _POINTER), ("i32.const", 144), ("i32.lt_u",)), (("local.get", 1),))))
+    match draw(st.sampled_from(("always", "always", "if", "block", "select"))):
+        case "if":
+            other = (("local.get", others[0]), ("local.tee", first), ("drop",))
+            return (*numbers, ("if", None), *draw(code), ("else",), *other, ("end",))
+        case "block":
+            return (("block", None), *numbers, ("br_if", 0), *draw(code), ("end",))
+        case "select":
+            chosen = tuple([("local.get", each) for each in others])
+            return (*draw(code), *chosen, *numbers, ("select_t", ("v128",)), ("local.set", first))
+    return draw(code)
+
+
+@st.composite
 def vector_loops(draw: st.DrawFn, names: tuple[str, ...], most: int) -> VectorLoop:
     """Draw a loop of some instructions, one after the other between the same locals."""
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=most))
-    code = [step for slot, name in enumerate(chosen) for step in draw(steps(name, slot, VECTORS))]
+    code = [step for slot, name in enumerate(chosen) for step in draw(_perhaps(steps(name, slot, VECTORS)))]
     return VectorLoop(tuple(code), tuple(draw(st.lists(_NUMBERS, min_size=4, max_size=8))))
 
 

@@ -13,6 +13,7 @@ from tensorwasm.offload import module as offload_module
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.cut import INTERFACE, cut, guard_signature
 from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.lanes import crossing_number, lane_count
 from tensorwasm.offload.module import cut_module
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
@@ -163,6 +164,23 @@ def test_a_region_that_its_guard_ran_is_skipped_with_its_outputs_set():
     assert running.memory()[:32] == bytes.fromhex("0400000000000000 0000000000000000 0000c03f00000000 0000000000000440")
     assert guard_signature(guard) == FuncType(("i32", "i32", "i64"), ("i32", "i32", "i64", "i32"))
     assert cut(module, [guard]).imports == (Import(INTERFACE, "region0", "func", 1),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lanes_of_a_vector_cross_one_by_one(kind):
+    content = bytes(range(100, 116))
+    code = [("v128.const", content), ("local.set", 0), ("loop", None), ("v128.const", bytes(16)), ("local.set", 0)]
+    code += [("end",), ("i32.const", 0), ("local.get", 0), ("v128.store", (0, 0, 0))]
+    body = CodeEntry.build([(1, "v128")], code)
+    exports = (Export("f", "func", 0), Export("memory", "memory", 0))
+    module = Module(
+        types=(FuncType(()),), functions=(0,), memories=(MemoryType(1, 1),), exports=exports, bodies=(body,)
+    )
+    lanes = [(crossing_number(0, lane), kind) for lane in range(lane_count(kind))]
+    for outputs in ([], lanes, lanes[::-1], lanes[1:]):
+        running = Running(encode(with_guards(module, [region(0, 2, 5, lanes[::-1], outputs)], TAKEN)))
+        running.call("f")
+        assert running.memory()[:16] == content
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*/*.wasm")), ids=lambda file: file.stem)

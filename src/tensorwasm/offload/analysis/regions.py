@@ -162,9 +162,11 @@ def _region(
     imported = [item.type for item in module.imported("global")]
     every = [*imported, *[item.type for item in module.globals]]
     try:
-        vectors = [local for local in locals_of(inputs) if types[local] == VECTOR]
         pieces = code[first.start : last.end + 1]
-        shapes = vector_shapes(VectorCode(pieces, types, module.types, vectors)) if has_vectors(pieces, types) else {}
+        shapes: dict[int, str] = {}
+        if has_vectors(pieces, types):
+            vectors = [[local for local in locals_of(mask) if types[local] == VECTOR] for mask in (inputs, outputs)]
+            shapes = vector_shapes(VectorCode(pieces, types, module.types, *vectors))
         return LoopRegion(
             function,
             first.start,

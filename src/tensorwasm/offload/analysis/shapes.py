@@ -146,6 +146,11 @@ class ScalarCode:
         self.code.append(("local.set", number))
         return ("local.get", number)
 
+    def copied(self, lane: Instruction, kind: ValueType) -> Instruction:
+        """Return what pushes the present value of a lane, whatever becomes of its local."""
+        self.code.append(lane)
+        return self.keep(kind)
+
     def compute(self, text: str, operands: Mapping[str, Instruction], kind: ValueType) -> Instruction:
         """Write the code of a text; return what pushes its value."""
         if text in operands:

@@ -49,17 +49,26 @@ class VectorCode:
 
 
 class VectorStack:
-    """Code up to a place; given shapes of all values are those of the pass before."""
+    """Code up to a place.
 
-    def __init__(self, given: VectorCode, shapes: Sequence[str] | None, *, is_dry: bool) -> None:
+    Attributes:
+        known: what locals hold, since code that leads here from elsewhere.
+        read: locals that are read where that is not known.
+    """
+
+    def __init__(self, given: VectorCode, before: VectorStack | None, *, masks: bool, is_dry: bool) -> None:
+        """Begin a pass, given the one before, and whether masks are allowed."""
         self.given = given
-        self._shapes = shapes
-        self.votes = ShapeVotes()
+        self.read: set[int] = set(given.outputs)
+        self.known: dict[int, VectorValue] = {}
+        self._kept = None if before is None else before.read
+        self._shapes = None if before is None else before.votes.decide(masks=masks)
+        self.votes: ShapeVotes = ShapeVotes()
         self.out = ScalarCode(len(given.types), is_dry=is_dry)
         self.stack: list[VectorValue | None] = []
         self.frames: list[tuple[int, int, int]] = []
         self.nodes = {local: self.votes.node() for local, kind in enumerate(given.types) if kind == VECTOR}
-        self.places = {local: self._places(node) for local, node in self.nodes.items()}
+        self._kept_in: dict[int, tuple[int, ...]] = {}
         self.crossing: dict[int, int] = {}
         for local in given.inputs:
             self.votes.vote(self.nodes[local], NO_MASK)
@@ -103,41 +112,48 @@ class VectorStack:
         each = [{**others, **dict(zip("ab", lanes, strict=False))} for lanes in zip(*operands, strict=True)]
         self.push(node, shape, [self.out.compute(text, lane, SCALARS[shape]) for lane in each])
 
-    def _places(self, node: int) -> tuple[int, ...]:
-        shape = self.shape(node)
-        return tuple([self.out.local(SCALARS[shape]) for _ in range(lane_count(shape))])
+    def _places(self, local: int) -> tuple[int, ...]:
+        """Return the locals in which the lanes of a local are kept."""
+        if local not in self._kept_in:
+            shape = self.shape(self.nodes[local])
+            self._kept_in[local] = tuple([self.out.local(SCALARS[shape]) for _ in range(lane_count(shape))])
+        return self._kept_in[local]
 
     def held(self, local: int) -> VectorValue:
         """Return what a local holds."""
-        lanes = tuple([("local.get", place) for place in self.places[local]])
+        lanes = tuple([("local.get", place) for place in self._places(local)])
         return VectorValue(self.nodes[local], self.shape(self.nodes[local]), lanes)
 
     def move_local(self, name: str, local: int) -> None:
         """Rewrite ``local.get``, ``local.set`` or ``local.tee`` of a vector."""
-        if name != "local.get":
-            value = self.pop()
-            places = set(self.places[local])
-            self.spill([at for at, each in enumerate(self.stack) if each and _reads(each, places)])
+        if name == "local.get":
+            if local not in self.known:
+                self.read.add(local)
+                self.known[local] = self._copied(local)
+            self.stack.append(self.known[local])
+            return
+        value = self.known[local] = self.pop()
+        if self._kept is None or local in self._kept:
             self.votes.unite(self.nodes[local], value.node)
             self.assign(local, value)
-        if name != "local.set":
-            self.stack.append(self.held(local))
+        if name == "local.tee":
+            self.stack.append(value)
+
+    def meet(self) -> None:
+        """Take note that other code may lead to this place."""
+        self.known.clear()
+        if not any(self.stack):
+            self.out.release()
+
+    def _copied(self, local: int) -> VectorValue:
+        held = self.held(local)
+        lanes = [self.out.copied(lane, SCALARS[held.shape or ""]) for lane in held.lanes]
+        return VectorValue(held.node, held.shape, tuple(lanes))
 
     def assign(self, local: int, value: VectorValue) -> None:
         """Put a vector into a local, all lanes at once."""
         self.out.code += self.out.lanes(value, self.shape(self.nodes[local]))
-        self.out.code += [("local.set", place) for place in reversed(self.places[local])]
-
-    def spill(self, positions: Collection[int]) -> None:
-        """Keep vectors of the stack in locals that nothing else writes."""
-        for at in positions:
-            value = self.stack[at]
-            if value is not None and value.shape is not None:
-                lanes = []
-                for lane in value.lanes:
-                    self.out.code.append(lane)
-                    lanes.append(self.out.keep(SCALARS[value.shape]))
-                self.stack[at] = VectorValue(value.node, value.shape, tuple(lanes))
+        self.out.code += [("local.set", place) for place in reversed(self._places(local))]
 
     def _enter(self, local: int) -> None:
         """Take a vector in as numbers."""
@@ -152,7 +168,3 @@ class VectorStack:
         kind = crossing_kind(self.shape(self.nodes[local]))
         for lane, value in enumerate(self.out.lanes(self.held(local), kind)):
             self.out.code += [value, ("local.set", self.crossing[crossing_number(local, lane)])]
-
-
-def _reads(value: VectorValue, places: Collection[int]) -> bool:
-    return any(lane[0] == "local.get" and lane[1] in places for lane in value.lanes)

@@ -3,11 +3,15 @@
 Where vectors only move, any shape would do. Values that flow into one another have one: that in which most instructions
 see their lanes. Where another one is needed, lanes are split or joined as integers. To find the shapes, the code is
 rewritten twice before it is kept: those times only count.
+
+Compilers use one local for a vector of floats, and then for a mask. So what a local holds is remembered up to the next
+label, and only what is read behind one is kept in locals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from tensorwasm.offload.analysis.shapes import NO_MASK, MaskLostError, VectorValue
@@ -77,22 +81,19 @@ def without_vectors(given: VectorCode) -> ScalarRegion:
 
 def _settled(given: VectorCode) -> _Rewrite:
     for masks in (True, False):
-        shapes: list[str] | None = None
+        made: _Rewrite | None = None
         for _ in range(_PASSES):
-            votes = _Rewrite(given, shapes, is_dry=True)
-            votes.run()
-            shapes = votes.votes.decide(masks=masks)
-        try:
-            made = _Rewrite(given, shapes, is_dry=False)
+            made = _Rewrite(given, made, masks=masks, is_dry=True)
             made.run()
-        except MaskLostError:
-            continue
-        return made
+        made = _Rewrite(given, made, masks=masks, is_dry=False)
+        with suppress(MaskLostError):
+            made.run()
+            return made
     raise Declined(DeclineReason.INSTRUCTION, "a mask")
 
 
 class _Rewrite(VectorStack):
-    """One pass over the code; given shapes of all values are those of the pass before."""
+    """One pass over the code."""
 
     def run(self) -> None:
         """Rewrite all of the code."""
@@ -110,8 +111,6 @@ class _Rewrite(VectorStack):
                 else:
                     self._step(instruction)
                 dead = int(name in {"br", "br_table"})
-                if not any(self.stack):
-                    self.out.release()
         except (IndexError, KeyError) as error:
             raise Declined(DeclineReason.MALFORMED, type(error).__name__) from error
 
@@ -122,7 +121,6 @@ class _Rewrite(VectorStack):
         if name in OPENING:
             if name == "if":
                 self.pop_scalar()
-            self.spill(range(len(self.stack)))
             params, results = self._arity(instruction[1])
             self.frames.append((len(self.stack) - params, params, results))
         elif name == "else":
@@ -131,6 +129,7 @@ class _Rewrite(VectorStack):
         else:
             height, _, results = self.frames.pop()
             self.stack = [*self.stack[:height], *([None] * results)]
+        self.meet()
         self.out.code.append(instruction)
 
     def _arity(self, kind: str | int | None) -> tuple[int, int]:
