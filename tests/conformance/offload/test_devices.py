@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from loops import CORPUS, corpus
+from loops import CORPUS, compile_c, corpus
 from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs
+from tensorwasm.wasm.module import decode
 
 UNLINKED = "control.c"  # what it imports no grant provides
 
@@ -34,3 +35,21 @@ def test_loops_on_a_device_do_what_webassembly_does(runtime, file):
         assert not found.difference, run
         taken += sum(each.taken for each in function.offloading.statistics)
     assert taken
+
+
+@pytest.mark.parametrize("place", ["gpu", "cpu"])
+@pytest.mark.parametrize("level", ["-O2", "-O3"])
+@pytest.mark.parametrize("name", ["gemm", "atax", "jacobi_2d", "saxpy", "rows", "products_of_bytes", "clamped", "scaled"])
+def test_loops_compiled_for_vectors_are_taken_and_do_what_webassembly_does(runtime, name, level, place):
+    run = next(run for run in corpus() if run.name == name)
+    wasm = compile_c(run.source, level, "-msimd128")
+    function = runtime.load(wasm, offload=place, offload_waits=True)
+    found = compare_runs(
+        runtime.load(wasm), function, [MeasuredCall("init")], MeasuredCall(name, run.arguments), repeat=2
+    )
+    assert not found.difference
+    called = next(each.index for each in decode(wasm).exports if each.name == name)
+    regions = zip(function.offloading.regions, function.offloading.statistics, strict=True)
+    reached = [each for region, each in regions if region.function == called and (each.taken or each.declined)]
+    assert [each.declined for each in reached] == [{}] * len(reached)
+    assert reached
