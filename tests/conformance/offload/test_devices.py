@@ -12,6 +12,8 @@ from tensorwasm.wasm.module import decode
 
 UNLINKED = "control.c"  # what it imports no grant provides
 
+FOR_VECTORS = ("gemm", "atax", "jacobi_2d", "saxpy", "rows", "products_of_bytes", "clamped", "scaled")
+
 
 @pytest.fixture(scope="module")
 def runtime(device):
@@ -39,7 +41,7 @@ def test_loops_on_a_device_do_what_webassembly_does(runtime, file):
 
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 @pytest.mark.parametrize("level", ["-O2", "-O3"])
-@pytest.mark.parametrize("name", ["gemm", "atax", "jacobi_2d", "saxpy", "rows", "products_of_bytes", "clamped", "scaled"])
+@pytest.mark.parametrize("name", FOR_VECTORS)
 def test_loops_compiled_for_vectors_are_taken_and_do_what_webassembly_does(runtime, name, level, place):
     run = next(run for run in corpus() if run.name == name)
     wasm = compile_c(run.source, level, "-msimd128")
