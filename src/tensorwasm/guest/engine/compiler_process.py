@@ -16,11 +16,13 @@ import _thread
 import ctypes
 import errno
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any, BinaryIO, Final
+
+TYPE_CHECKING = False  # the module `typing`, and what it imports, would be a third of this process's start
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, BinaryIO, Final
 
 CODE: Final = b"+"
 REFUSED: Final = b"-"
@@ -44,6 +46,7 @@ _KINDS: Final[dict[str, Any]] = {
     "v": None,
 }
 _PR_SET_PDEATHSIG: Final = 1
+_SIGKILL: Final = 9  # to import the module of signals takes as long as all others
 
 UNLIMITED: Final = -1
 """Of a limit that there is not to be."""
@@ -96,7 +99,7 @@ def confine(parent: int, memory_bytes: int, cpu_s: int, file_bytes: int = 0) -> 
             # At the hard limit of CPU time Linux sends SIGKILL, like a crash; SIGXCPU comes a second before.
             resource.setrlimit(limit, (value, value + (limit == resource.RLIMIT_CPU)))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)  # it had gone before the signal was asked for
 
