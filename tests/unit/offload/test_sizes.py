@@ -110,7 +110,7 @@ def test_loops_from_the_end_and_kept_sums_share_code_too(level):
             for name in ("backwards", "prefix"):
                 calls = [MeasuredCall("init", [n])], MeasuredCall(name, [n])
                 assert compare_runs(plain, offloaded, *calls).difference == ""
-            counts.append(runtime.offload_compiler.compiled)
+            counts.append(runtime.offload_compiler.plans.compiled)
     assert counts[0] == 3
     assert counts[-1] == counts[0]
 
@@ -166,4 +166,4 @@ def test_loops_of_data_have_codes_of_their_own():
             plain, offloaded = runtime.load(wasm), runtime.load(wasm, offload="cpu", offload_waits=True)
             for n, most in ((100, 50), (2000, 70)):
                 assert compare_runs(plain, offloaded, [], MeasuredCall("escape", [n, most])).difference == ""
-            assert runtime.offload_compiler.compiled == number
+            assert runtime.offload_compiler.plans.compiled == number

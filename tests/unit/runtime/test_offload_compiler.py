@@ -8,10 +8,10 @@ import pickle
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from loops import compile_c
 from tensorwasm import settings
@@ -22,9 +22,10 @@ from tensorwasm.offload.module import cut_module
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import Deployer
-from tensorwasm.runtime.offload import compiler, plan_job
-from tensorwasm.runtime.offload.compiler import OffloadCompiler, TenantThread
-from tensorwasm.runtime.offload.plan_job import PlanJob
+from tensorwasm.runtime.offload import compiler, plan_job, plan_service, tenant_threads
+from tensorwasm.runtime.offload.compiler import OffloadCompiler
+from tensorwasm.runtime.offload.plan_job import PlanJob, encode
+from tensorwasm.runtime.offload.tenant_threads import TenantThreads
 
 PROGRAM = """
 #define EXPORT(name) __attribute__((export_name(#name))) name
@@ -84,7 +85,7 @@ def lone(wasm):
 
 def job(lone, tenant="default", memory_bytes=1 << 17):
     """Return the job of four iterations of `last` at a time: addresses from, to, and of the array."""
-    return PlanJob(tenant, lone, (65536, 0, 148), memory_bytes, "this machine")
+    return PlanJob(tenant, encode(lone), (65536, 0, 148), memory_bytes, "this machine")
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def open_compiler():
     made = []
 
     def make(program=("-c", HOOKED)):
-        made.append(OffloadCompiler(Deployer(settings.current()), program))
+        made.append(OffloadCompiler(Deployer(settings.current()), program=program))
         made[-1].urgent = True
         return made[-1]
 
@@ -127,8 +128,8 @@ def ask(made, job):
     ],
 )
 def test_what_a_plan_does_to_its_process_costs_that_plan(open_compiler, lone, monkeypatch, tenant, reason):
-    monkeypatch.setattr(compiler, "CPU_S", 1)
-    monkeypatch.setattr(compiler, "WALL_S", 4.0 if tenant == "silent" else LIMIT_S)
+    monkeypatch.setattr(plan_service, "CPU_S", 1)
+    monkeypatch.setattr(plan_service, "WALL_S", 4.0 if tenant == "silent" else LIMIT_S)
     made = open_compiler()
     assert isinstance(ask(made, job(lone)), MadePlan)
     assert ask(made, job(lone, tenant)).reason is reason
@@ -147,7 +148,7 @@ def hard_nest(depth, statements):
 
 
 def test_a_nest_that_isl_works_on_for_long_is_given_up_and_others_go_on(monkeypatch):
-    monkeypatch.setattr(compiler, "CPU_S", 2)
+    monkeypatch.setattr(plan_service, "CPU_S", 2)
     source = f"""
     static double a[16][16][16], y[256];
     void __attribute__((export_name("hard"))) hard(int n) {{ {hard_nest(5, 30)} }}
@@ -180,7 +181,7 @@ def test_a_plan_that_many_ask_for_is_made_once(open_compiler, lone):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: made.request(job(lone)), range(64)))
     assert {type(each.result(LIMIT_S)) for each in found} == {MadePlan}
-    assert made.made == len(set(map(id, found))) < 64
+    assert made.plans.made == len(set(map(id, found))) < 64
 
 
 def test_plans_are_kept_for_the_next_process_by_tenant(open_compiler, lone, kept):
@@ -188,10 +189,10 @@ def test_plans_are_kept_for_the_next_process_by_tenant(open_compiler, lone, kept
     first = ask(one, job(lone))
     found = ask(other, job(lone))
     assert (found.fingerprint, found.code) == (first.fingerprint, first.code)
-    assert (other.made, other.kept) == (0, 1)
+    assert (other.plans.made, other.plans.kept) == (0, 1)
     ask(other, job(lone, "other"))
     ask(other, job(lone, memory_bytes=1 << 18))
-    assert (other.made, other.kept) == (2, 1)
+    assert (other.plans.made, other.plans.kept) == (2, 1)
 
 
 def test_refusals_are_kept_unless_another_process_may_not_meet_them(open_compiler, lone, kept):
@@ -199,7 +200,7 @@ def test_refusals_are_kept_unless_another_process_may_not_meet_them(open_compile
     small, crashing = job(lone, memory_bytes=0), job(lone, "crash")
     assert ask(one, small) == ask(other, small) == PlanRefusal(DeclineReason.OUT_OF_BOUNDS)
     assert ask(one, crashing).reason is ask(other, crashing).reason is DeclineReason.CRASH
-    assert (other.made, other.kept) == (1, 1)
+    assert (other.plans.made, other.plans.kept) == (1, 1)
 
 
 def test_code_that_is_known_is_neither_made_nor_read(open_compiler, lone, kept):
@@ -207,10 +208,10 @@ def test_code_that_is_known_is_neither_made_nor_read(open_compiler, lone, kept):
     first = ask(one, job(lone))
     known = replace(job(lone, memory_bytes=1 << 18), known=frozenset({first.fingerprint}))
     assert ask(one, known).code is None
-    assert (one.made, one.compiled) == (2, 1)
+    assert (one.plans.made, one.plans.compiled) == (2, 1)
     assert ask(other, known).code is None
     assert ask(other, replace(known, known=frozenset())).code == first.code
-    assert (other.made, other.kept) == (0, 2)
+    assert (other.plans.made, other.plans.kept) == (0, 2)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -231,7 +232,7 @@ def test_a_file_that_was_not_signed_here_is_made_again(open_compiler, lone, kept
         file.chmod(0o400)
     other = open_compiler()
     assert type(ask(other, job(lone))) is type(first)
-    assert (other.made, other.kept) == (1, 0)
+    assert (other.plans.made, other.plans.kept) == (1, 0)
 
 
 def test_a_second_runtime_makes_nothing(wasm, kept):
@@ -241,7 +242,7 @@ def test_a_second_runtime_makes_nothing(wasm, kept):
             assert function.invoke("last", (152,)).values == (755,)
             function.invoke("axpy", (152, 2.0))
             assert [each.taken for each in function.offloading.statistics] == [1, 0, 0, 1, 0, 0]
-            assert runtime.offload_compiler.made == made
+            assert runtime.offload_compiler.plans.made == made
 
 
 def test_loops_run_as_they_are_until_their_code_is_ready(wasm):
@@ -272,8 +273,9 @@ def test_a_module_is_cut_for_its_tenant(wasm, kept, tenant):
 def test_closing_ends_a_plan_that_is_being_made(open_compiler, lone, tmp_path):
     os.mkfifo(tmp_path / "begun")
     made = open_compiler()
-    begun = made.request(job(lone, f"told {tmp_path}"))
-    waiting = [made.request(job(lone, tenant)) for tenant in ("ann", "bob")]
+    tenant = f"told {tmp_path}"
+    begun = made.request(job(lone, tenant))
+    waiting = [made.request(job(lone, tenant, memory_bytes)) for memory_bytes in (1 << 18, 1 << 19)]
     processes = [os.pidfd_open(int(number)) for number in (tmp_path / "begun").read_text().split()]
     made.close()
     assert begun.result(0) == NOT_READY
@@ -295,32 +297,59 @@ def test_closing_a_runtime_ends_modules_that_are_being_cut(wasm):
 
 
 def test_tenants_take_turns_and_what_waits_is_bounded():
-    begun, go_on, order = threading.Event(), threading.Event(), []
-    thread = TenantThread("test")
-    thread.submit("ann", lambda: (begun.set(), go_on.wait(LIMIT_S)))
-    assert begun.wait(LIMIT_S)
-    many = [thread.submit("ann", lambda: order.append("ann")) for _ in range(compiler.MOST_EACH)]
-    last = thread.submit("bob", lambda: order.append("bob"))
+    begun, go_on, order = threading.Semaphore(0), threading.Event(), []
+    threads = TenantThreads("test")
+    for tenant in ("ann", "bob"):
+        threads.submit(tenant, lambda _: (begun.release(), go_on.wait(LIMIT_S)))
+        assert begun.acquire(timeout=LIMIT_S)
+    many = [threads.submit("ann", lambda _: order.append("ann")) for _ in range(tenant_threads.MOST_EACH)]
+    last = threads.submit("carl", lambda _: order.append("carl"))
     assert (many[-1], last is not None) == (None, True)  # the first of hers counts until it has ended
     go_on.set()
     assert last.result(LIMIT_S) is None
     many[-2].result(LIMIT_S)
-    assert order.index("bob") <= 1
-    thread.close()
+    assert order.index("carl") <= 1
+    threads.close()
+
+
+def test_a_tenant_has_one_thread_and_others_overtake_what_takes_long():
+    begun, go_on, order = threading.Event(), threading.Event(), []
+    threads = TenantThreads("test")
+    first = threads.submit("ann", lambda _: (begun.set(), go_on.wait(LIMIT_S), order.append("ann")))
+    assert begun.wait(LIMIT_S)
+    second = threads.submit("ann", lambda _: order.append("ann again"))
+    for tenant in ("bob", "carl", "bob"):
+        threads.submit(tenant, lambda _, tenant=tenant: order.append(tenant)).result(LIMIT_S)
+    assert not first.done()
+    assert order == ["bob", "carl", "bob"]
+    go_on.set()
+    second.result(LIMIT_S)
+    assert order[3:] == ["ann", "ann again"]
+    threads.close()
+
+
+def test_plans_of_others_are_made_beside_one_that_takes_long(open_compiler, lone, tmp_path):
+    os.mkfifo(tmp_path / "begun")
+    made = open_compiler()
+    long = made.request(job(lone, f"told {tmp_path}"))
+    (tmp_path / "begun").read_text()
+    for tenant in ("ann", "bob"):
+        assert isinstance(ask(made, job(lone, tenant)), MadePlan)
+    assert not long.done()
 
 
 def test_a_task_that_fails_is_its_own_matter():
-    thread = TenantThread("test")
-    failed, done = thread.submit("ann", lambda: 1 // 0), thread.submit("ann", lambda: 7)
+    threads = TenantThreads("test")
+    failed, done = threads.submit("ann", lambda _: 1 // 0), threads.submit("ann", lambda _: 7)
     assert isinstance(failed.exception(LIMIT_S), ZeroDivisionError)
     assert done.result(LIMIT_S) == 7
-    thread.close()
+    threads.close()
 
 
 def test_a_thread_at_rest_says_so():
     rested = threading.Event()
-    thread = TenantThread("test", rested.set, rest_s=0.01)
-    thread.submit("ann", lambda: None)
+    threads = TenantThreads("test", rested.set, rest_s=0.01)
+    threads.submit("ann", lambda _: None)
     assert rested.wait(LIMIT_S)
-    thread.close()
+    threads.close()
     gc.collect()

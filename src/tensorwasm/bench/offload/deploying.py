@@ -43,7 +43,7 @@ with Runtime("emulator", limits=Limits(memory_bytes=1 << 30)) as runtime:
     for export, arguments in calls:
         function.invoke(export, arguments)
     ready_s = time.perf_counter() - began
-    made, compiled = runtime.offload_compiler.made, runtime.deploys().compiled
+    made, compiled = runtime.offload_compiler.plans.made, runtime.deploys().compiled
     regions = len(cut.regions), sum(each.taken > 0 for each in cut.statistics)
 print(json.dumps([answer_s, cut_s, ready_s, *regions, made, compiled]))
 """

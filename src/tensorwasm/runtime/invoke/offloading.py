@@ -23,7 +23,7 @@ from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
 from tensorwasm.offload.costs import RegionCosts
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
 from tensorwasm.runtime.invoke.device_access import end_session, open_session
-from tensorwasm.runtime.offload.plan_job import PlanJob
+from tensorwasm.runtime.offload.plan_job import PlanJob, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,8 +144,8 @@ class Offloading:
     def _request(
         self, target: tuple[int, int] | str, codes: LoadedCodes[Any], key: PlanKey
     ) -> Future[MadePlan | PlanRefusal] | None:
-        lone = self.cut.lone[key.region]
-        job = PlanJob(self._tenant, lone, key.integers, key.memory_bytes, target, codes.known())
+        region = encode(self.cut.lone[key.region])
+        job = PlanJob(self._tenant, region, key.integers, key.memory_bytes, target, codes.known())
         return self._compiler.request(job)
 
 

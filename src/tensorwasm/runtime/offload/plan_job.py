@@ -1,25 +1,30 @@
-"""`PlanJob`: a plan to make, and what it is kept under; and the form in which plans cross between processes.
+"""`PlanJob`: a plan to make, and what it is kept under; `PlanOutcome`: what came of it.
 
-Plans are made in a process that untrusted code may have taken over, so they are unpickled with the plain values and the
-dataclasses of a few packages only. Machine code for the host is trusted all the same, as Cranelift's is.
+Both cross between processes, some of which untrusted code may have taken over. So regions and plans are bytes in them,
+which only who makes or uses a plan unpickles, with the plain values and the dataclasses of a few packages. Machine code
+for the host is trusted all the same, as Cranelift's is.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass, replace
 from enum import Enum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from tensorwasm import offload
 from tensorwasm.artifacts.hashing import hasher
 from tensorwasm.gpu.resources.kernel_store import name_of
 from tensorwasm.guest.imports import offload as targets
-from tensorwasm.offload.module import LoneRegion
+from tensorwasm.offload.codegen.sizes import MadePlan
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.values import MIB
 
 MAX_JOB_BYTES: Final = 8 * MIB
@@ -30,22 +35,23 @@ FAILED: Final = b"-"
 
 _PACKAGES: Final = (f"{offload.__name__}.", f"{targets.__name__}.", f"{__package__}.")
 _LIBRARIES: Final = ("islpy", "llvmlite")
+_PASSING: Final = frozenset({DeclineReason.FAULT, DeclineReason.CRASH, DeclineReason.OUT_OF_TIME})
+"""Refusals that another process may not meet."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanJob:
+class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A plan to make.
 
     Attributes:
         tenant: whose module it is of.
-        lone: the region.
+        region: a `LoneRegion`, encoded.
         integers: of a `tensorwasm.offload.plan_cache.PlanKey`, like ``memory_bytes``.
         target: a compute capability, or the host's processor in words.
         known: fingerprints of code that need not be made.
     """
 
     tenant: str
-    lone: LoneRegion
+    region: bytes
     integers: tuple[int, ...]
     memory_bytes: int
     target: tuple[int, int] | str
@@ -54,12 +60,61 @@ class PlanJob:
     @property
     def name(self) -> bytes:
         """What the plan is kept under, without code: a hash of all that it depends on, tenant and our code included."""
-        of_region = self.lone.wasm, encode(self.lone.region)
-        return name_of("plan", code_digest(), self.tenant, of_region, self.integers, self.memory_bytes, self.target)
+        return name_of(
+            "plan", code_digest(), self.tenant, self.region, self.integers, self.memory_bytes, self.target
+        )
 
     def code_name(self, fingerprint: bytes) -> bytes:
         """Return what code of plans is kept under."""
         return name_of("code", code_digest(), self.tenant, fingerprint, self.target)
+
+
+class PlanOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A plan or a `PlanRefusal`.
+
+    Attributes:
+        plan: that, encoded, without code.
+        fingerprint: of the plan's code; empty for a refusal.
+        code: encoded; None for a refusal, and if it is known or kept elsewhere.
+        passing: whether another process may not meet this refusal.
+    """
+
+    plan: bytes
+    fingerprint: bytes = b""
+    code: bytes | None = None
+    passing: bool = False
+
+    @classmethod
+    def of(cls, found: object) -> PlanOutcome:
+        """Return a `MadePlan` or a `PlanRefusal` as this."""
+        if isinstance(found, MadePlan):
+            code = None if found.code is None else encode(found.code)
+            return cls(encode(replace(found, code=None)), found.fingerprint, code)
+        return cls(encode(found), passing=isinstance(found, PlanRefusal) and found.reason in _PASSING)
+
+    def read(self) -> Any:
+        """Return the `MadePlan` or the `PlanRefusal`; raise what `decode` does."""
+        found = decode(self.plan)
+        return found if self.code is None else replace(found, code=decode(self.code))
+
+
+_jobs: Final = msgspec.msgpack.Decoder(PlanJob)
+_outcomes: Final = msgspec.msgpack.Decoder(PlanOutcome)
+
+
+def pack(value: PlanJob | PlanOutcome) -> bytes:
+    """Return a job or an outcome as bytes."""
+    return msgspec.msgpack.encode(value)
+
+
+def read_job(data: bytes) -> PlanJob:
+    """Return the job that some bytes are; raise `msgspec.MsgspecError` if they are none."""
+    return _jobs.decode(data)
+
+
+def read_outcome(data: bytes) -> PlanOutcome:
+    """Return the outcome that some bytes are; raise `msgspec.MsgspecError` if they are none."""
+    return _outcomes.decode(data)
 
 
 def encode(value: object) -> bytes:

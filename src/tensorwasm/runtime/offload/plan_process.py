@@ -3,8 +3,8 @@
 If ``patient`` it steps back as compilers do, if ``urgent`` it keeps its parent's priority. It reads jobs from standard
 input and answers each on standard output, until its input ends. isl and LLVM work on what an untrusted module gives
 them, so each job is done in a fork, which is limited in memory and processor time, has neither a key nor the pipes to
-the parent, and leaves nothing behind for the next tenant. An answer is `PLAN` and a plan or refusal, as
-`tensorwasm.runtime.offload.plan_job` encodes it, or `FAILED` and the fork's exit status.
+the parent, and leaves nothing behind for the next tenant. An answer is `PLAN` and a `PlanOutcome`, or `FAILED` and the
+fork's exit status.
 """
 
 from __future__ import annotations
@@ -31,7 +31,18 @@ from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.plan import FUSED_SEQUENTIAL, plan
-from tensorwasm.runtime.offload.plan_job import FAILED, MAX_ANSWER_BYTES, MAX_JOB_BYTES, PLAN, PlanJob, decode, encode
+from tensorwasm.runtime.offload.plan_job import (
+    FAILED,
+    MAX_ANSWER_BYTES,
+    MAX_JOB_BYTES,
+    PLAN,
+    PlanJob,
+    PlanOutcome,
+    decode,
+    encode,
+    pack,
+    read_job,
+)
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.instructions import Instruction
 from tensorwasm.wasm.module import Module
@@ -69,7 +80,7 @@ def _warm_up() -> None:
     region = LoopRegion(0, 0, len(_SAMPLE) - 1, ((0, "i32"), (1, "i32")), (), (), 1)
     module = Module((FuncType(("i32", "i32"), ()),), functions=(0,), bodies=(CodeEntry.build((), _SAMPLE),))
     for target in ("", (9, 0)):
-        make(PlanJob("", LoneRegion(encode_module(module), region), (0, 800), 1 << 16, target))
+        make(PlanJob("", encode(LoneRegion(encode_module(module), region)), (0, 800), 1 << 16, target))
 
 
 def _answer(memory_bytes: int, cpu_s: int, job: bytes) -> bytes:
@@ -98,7 +109,7 @@ def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn
         os.close(1)
         limit()
         with open(writing, "wb") as pipe:
-            pipe.write(encode(make(decode(job))))
+            pipe.write(pack(PlanOutcome.of(make(read_job(job)))))
         status = 0
     except BaseException:  # noqa: BLE001 - a fork does not go on as its template
         traceback.print_exc()
@@ -109,7 +120,7 @@ def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn
 def make(job: PlanJob) -> object:
     """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
     try:
-        program = plan_region(job.lone, job.integers, job.memory_bytes)
+        program = plan_region(decode(job.region), job.integers, job.memory_bytes)
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
         return make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))
     except Declined as declined:

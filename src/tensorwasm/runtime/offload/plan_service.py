@@ -1,0 +1,226 @@
+"""`PlanService`: has plans made, each once at a time, and keeps them; `PlanProcesses`: makes them.
+
+isl and LLVM work on what an untrusted module gives them, so plans are made in forks of processes of their own
+(`tensorwasm.runtime.offload.plan_process`), within limits: what crashes one, or takes too much, costs that plan. A
+tenant has one at a time, beside that of another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from tensorwasm.errors import CapacityExhausted, RateLimited
+from tensorwasm.guest.engine.child_process import ChildResponse, describe, kept_variables
+from tensorwasm.guest.engine.job_process import BrokenProcess, JobProcess, Late
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.plan_cache import PlanRefusal
+from tensorwasm.runtime.offload.plan_job import MAX_ANSWER_BYTES, PLAN, PlanJob, PlanOutcome, pack, read_outcome
+from tensorwasm.runtime.offload.tenant_threads import TenantThreads
+from tensorwasm.values import MIB
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from tensorwasm.gpu.resources.kernel_store import KernelStore
+    from tensorwasm.runtime.deploy.deployer import StopHook
+
+PROGRAM: Final = ("-m", "tensorwasm.runtime.offload.plan_process")
+MEMORY_BYTES: Final = 1024 * MIB
+"""Address space for a plan."""
+CPU_S: Final = 10
+"""Seconds of a processor for a plan."""
+WALL_S: Final = 120.0
+"""What a plan may take by the clock, on a machine that has other work, the start of the process included."""
+
+_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONPATH", "SYSTEMROOT", "TENSOR_WASM_NATIVE")
+_Result = TypeVar("_Result")
+_log: Final = logging.getLogger(__name__)
+
+
+class PlanSource(Protocol):
+    """Makes plans. Thread-safe."""
+
+    def make(self, job: PlanJob, stop: StopHook) -> PlanOutcome:
+        """Return a plan, or why there is none. Blocks.
+
+        Raises:
+            CapacityExhausted: it cannot be made now, and may be later; `RateLimited` and `CancelledError` alike.
+        """
+
+    def rest(self) -> None:
+        """End what the calling thread keeps for its next plans."""
+
+    def close(self) -> None:
+        """End what is being made. Idempotent."""
+
+
+class PlanService(Generic[_Result]):
+    """Has plans made or takes them from the disk. Thread-safe; nothing but `close` waits.
+
+    Args:
+        source: makes them; closed with this.
+        store: where they are kept; None for nowhere.
+        finish: makes of an outcome what callers get, on a thread of this; of None if there may be one later.
+
+    Attributes:
+        made: plans and refusals that the source has made.
+        compiled: plans of these whose code was not known.
+        kept: those that were found on the disk.
+    """
+
+    def __init__(
+        self, source: PlanSource, store: KernelStore | None, finish: Callable[[PlanOutcome | None], _Result]
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._finish = finish
+        self._threads = TenantThreads("tensorwasm-plans", source.rest)
+        self._lock = threading.Lock()
+        self._wanted: dict[bytes, Future[_Result]] = {}
+        self.made = 0
+        self.compiled = 0
+        self.kept = 0
+
+    def request(self, job: PlanJob) -> Future[_Result] | None:
+        """Have a plan made, or taken from the disk. Returns None if too much waits."""
+        name = job.name
+        with self._lock:
+            if (wanted := self._wanted.get(name)) is not None:
+                return wanted
+            requested = self._threads.submit(job.tenant, partial(self._serve, name, job))
+            if requested is None:
+                return None
+            self._wanted[name] = requested
+        requested.add_done_callback(lambda _: self._forget(name))
+        return requested
+
+    def close(self) -> None:
+        """End what is being made. Idempotent."""
+        self._source.close()
+        self._threads.close()
+
+    def _forget(self, name: bytes) -> None:
+        with self._lock:
+            self._wanted.pop(name, None)
+
+    # ------------------------------------------------------------------------------------------- on the threads
+
+    def _serve(self, name: bytes, job: PlanJob, stop: StopHook) -> _Result:
+        return self._finish(self._find(name, job, stop))
+
+    def _find(self, name: bytes, job: PlanJob, stop: StopHook) -> PlanOutcome | None:
+        found = self._read(name, job)
+        if found is not None:
+            self.kept += 1
+            return found
+        try:
+            found = self._source.make(job, stop)
+        except (CancelledError, CapacityExhausted, RateLimited):
+            return None
+        self.made += 1
+        self.compiled += found.code is not None
+        if self._store is not None and not found.passing:
+            if found.code is not None:
+                self._store.put(job.code_name(found.fingerprint), found.code)
+            self._store.put(name, pack(msgspec.structs.replace(found, code=None)))
+        return found
+
+    def _read(self, name: bytes, job: PlanJob) -> PlanOutcome | None:
+        """Return what was kept, plans with their code unless that is known; None if there is nothing, or no code."""
+        data = None if self._store is None else self._store.get(name)
+        if data is None or self._store is None:
+            return None
+        found = read_outcome(data)
+        if not found.fingerprint or found.fingerprint in job.known:
+            return found
+        code = self._store.get(job.code_name(found.fingerprint))
+        return None if code is None else msgspec.structs.replace(found, code=code)
+
+
+class PlanProcesses:
+    """Makes plans in forks of processes; see `PlanSource`.
+
+    Args:
+        hold: holds a tenant's share of the capacity for compilations, with so much memory.
+        program: what Python runs as such a process.
+        is_urgent: returns whether one that is started keeps this one's priority, because calls wait for plans.
+    """
+
+    def __init__(
+        self,
+        hold: Callable[[str, int, StopHook], AbstractContextManager[None]],
+        program: Sequence[str] = PROGRAM,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._hold = hold
+        self._program = program
+        self._is_urgent = is_urgent
+        self._lock = threading.Lock()
+        self._processes: dict[int, JobProcess] = {}  # by their threads
+        self._closed = False
+
+    def make(self, job: PlanJob, stop: StopHook) -> PlanOutcome:
+        """See `PlanSource.make`."""
+        with self._hold(job.tenant, MEMORY_BYTES, stop):
+            process = self._open()
+            try:
+                answer = process.ask(pack(job), WALL_S)
+                return _read_answer(answer, process.complaint)
+            except Late:
+                return PlanOutcome.of(PlanRefusal(DeclineReason.OUT_OF_TIME))
+            except BrokenProcess as error:
+                if self._closed:
+                    raise CancelledError from None
+                return PlanOutcome.of(PlanRefusal(DeclineReason.CRASH, str(error)))
+            finally:
+                if not process.fit:
+                    self.rest()
+
+    def rest(self) -> None:
+        """End the calling thread's process."""
+        with self._lock:
+            process = self._processes.pop(threading.get_ident(), None)
+        if process is not None:
+            process.end()
+
+    def close(self) -> None:
+        """Kill the processes, so that their threads, which own them, wait for them no longer. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes.values():
+                process.kill()
+
+    def _open(self) -> JobProcess:
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            process = self._processes.get(threading.get_ident())
+            if process is None:
+                arguments = [*self._program, "urgent" if self._is_urgent() else "patient", str(MEMORY_BYTES), str(CPU_S)]
+                process = JobProcess(arguments, kept_variables(_VARIABLES), MAX_ANSWER_BYTES, complains=True)
+                self._processes[threading.get_ident()] = process
+            return process
+
+
+def _read_answer(answer: bytes, said: bytes) -> PlanOutcome:
+    if answer.startswith(PLAN):
+        if said:
+            _log.error("a process that makes plans says: %s", said.decode("utf-8", "replace"))
+        try:
+            return read_outcome(answer[len(PLAN) :])
+        except msgspec.MsgspecError as error:
+            return PlanOutcome.of(PlanRefusal(DeclineReason.CRASH, str(error)))
+    ended = ChildResponse(complaint=bytearray(said), status=int(answer[1:]))
+    if ended.out_of_time:
+        return PlanOutcome.of(PlanRefusal(DeclineReason.OUT_OF_TIME))
+    if ended.out_of_memory:
+        return PlanOutcome.of(PlanRefusal(DeclineReason.OUT_OF_MEMORY))
+    _log.warning("a process that makes plans %s: %s", describe(ended.status), said.decode("utf-8", "replace"))
+    return PlanOutcome.of(PlanRefusal(DeclineReason.CRASH, describe(ended.status)))
