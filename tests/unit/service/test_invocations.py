@@ -232,6 +232,9 @@ class FailingWorkers:
 
     restarts = 0
 
+    def __init__(self, devices=("emulator",)):
+        self.devices = devices
+
     @property
     def executor(self):
         return self
@@ -272,6 +275,31 @@ def test_a_failed_guest_with_a_device_is_charged_device_time(tmp_path, runtime):
         service.identities.policies[1] = TenantPolicy(quotas={"gpu_us_per_hour": 40_000})
         with pytest.raises(QuotaExceeded, match="gpu_us_per_hour"):
             await service.invocations.invoke(service.admission.admit_tenant(1), granted.id, InvocationRequest("say"))
+
+    tell(tmp_path, runtime, story)
+
+
+@pytest.mark.parametrize(
+    ("offload", "devices", "charged"),
+    [
+        ("auto", ("emulator",), False),  # loops run on all cores
+        ("auto", ("emulator", "cuda:0"), True),
+        ("gpu", ("emulator",), True),
+        ("cpu", ("cuda:0",), False),
+    ],
+)
+def test_a_failed_guest_with_loops_is_charged_device_time_if_they_may_have_run_there(
+    tmp_path, runtime, offload, devices, charged
+):
+    async def story(service, _):
+        made = await service.functions.deploy(1, "loops", GUEST, FunctionOptions(offload=offload))
+        service.invocations.workers = FailingWorkers(devices)
+        with pytest.raises(GuestTrap):
+            await service.invocations.invoke(service.admission.admit_tenant(1), made.id, InvocationRequest("say"))
+        requests, errors, cpu_us, gpu_us, *_ = service.usage._counts[1]
+        assert (requests, errors, gpu_us) == (1, 1, cpu_us if charged else 0)
+        assert cpu_us > 15_000
+        assert (service.quotas.usage(1)["gpu_us_per_hour"] > 0) == charged
 
     tell(tmp_path, runtime, story)
 

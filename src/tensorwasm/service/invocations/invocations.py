@@ -76,7 +76,7 @@ class Invocations:
         self._cpu = admission.guests["cpu"]
         self._threads = CallThreads()
         self._counts = Counts()
-        self.turns = GuestTurns(admission, ledger.note, self._counts)
+        self.turns = GuestTurns(admission, ledger.note, self._counts, self._has_gpu)
 
     async def invoke(self, admitted: Admitted, reference: str, request: InvocationRequest) -> Invocation:
         """Call an export of the function that a reference leads to. Cancelling the caller's task ends the guest.
@@ -96,6 +96,10 @@ class Invocations:
         )
         outcome = self.begin(admitted, resolved, request)
         return outcome if isinstance(outcome, Invocation) else await outcome
+
+    def _has_gpu(self) -> bool:
+        executor = self.workers.executor
+        return executor is not None and any(device != "emulator" for device in executor.devices)
 
     async def resolve(self, admitted: Admitted, reference: str, deadline: Deadline) -> Resolved:
         """Return the loaded function of a reference, as `Functions.resolve` does; tenants share a gate fairly."""

@@ -49,14 +49,17 @@ class GuestTurns:
         admission: has the gates and quotas.
         note: counts usage, as `tensorwasm.service.usage.UsageMeter.note`.
         counts: of all invocations.
+        has_gpu: returns whether workers have a GPU, and not only emulators; asked once there are workers.
 
     Attributes:
         observe: is given the seconds for which each call with kernels has waited for its device.
         note_offload: is given the tenant, the function's ID, and what became of its loops.
     """
 
-    def __init__(self, admission: Admission, note: Callable[..., None], counts: Counts) -> None:
-        self._admission, self._note, self._counts = admission, note, counts
+    def __init__(
+        self, admission: Admission, note: Callable[..., None], counts: Counts, has_gpu: Callable[[], bool]
+    ) -> None:
+        self._admission, self._note, self._counts, self._has_gpu = admission, note, counts, has_gpu
         self.observe: Callable[[float], object] = _ignore
         self.note_offload: Callable[[int, str, OffloadUse], object] = _ignore
 
@@ -113,6 +116,8 @@ class GuestTurns:
         elif turn.began_s is not None:
             spent_s, sent_bytes, launches = time.perf_counter() - turn.began_s, turn.sent_bytes, 0
             on_device = resolved.on_device
+            if resolved.options.offload == "auto" and not resolved.cuda:
+                on_device = self._has_gpu()  # without one its loops run on all cores
         else:
             self._note(tenant, 1, 1, 0, 0, 0, given_bytes)
             return None
