@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from loops import compile_c, corpus
 from tensorwasm import settings
-from tensorwasm.errors import GuestTrap, InvalidArgs, InvokeTimeout
+from tensorwasm.errors import GuestTrap, InvalidArgs, InvokeTimeout, UnsupportedPtx
+from tensorwasm.gpu.resources.kernel_cache import KernelCache
 from tensorwasm.gpu.session.streams import SessionStreams
 from tensorwasm.guest.imports.offload import device_target
 from tensorwasm.guest.imports.offload.guards import MOST_DECLINES
@@ -332,3 +334,33 @@ def test_guards_that_decline_change_nothing(runtime, monkeypatch, file):
     found = compare_runs(runtime.load(module), function, [MeasuredCall("init"), *before], last)
     assert found.difference == ""
     assert {"SEQUENTIAL"} <= reasons(function) <= {"SEQUENTIAL", "UNSETTLED"}
+
+
+def test_a_ready_plan_waits_for_no_assembler(wasm, monkeypatch):
+    """Kernels are prepared where their plan is made: the call that finds it ready only takes them."""
+    prepared, draft = [], KernelCache.draft
+
+    def watch(cache, key, *rest):
+        prepared.append((key[2], threading.current_thread().name))
+        return draft(cache, key, *rest)
+
+    monkeypatch.setattr(KernelCache, "draft", watch)
+    with Runtime("emulator") as runtime:
+        function = runtime.load(wasm, offload="gpu", offload_waits=True)
+        function.invoke("axpy", (200, 1.5))
+        function.invoke("sum", (200,))
+        assert sum(each.taken for each in function.offloading.statistics) >= 2
+    assert {name for _, name in prepared} == {"tensorwasm-plans"}
+    assert "results" in {entry for entry, _ in prepared}
+
+
+def test_a_plan_whose_kernels_the_device_refuses_declines_when_it_runs(wasm, monkeypatch):
+    def refuse(*_):
+        raise UnsupportedPtx("not here")
+
+    monkeypatch.setattr(KernelCache, "draft", refuse)
+    with Runtime("emulator") as runtime:
+        function = runtime.load(wasm, offload="gpu", offload_waits=True)
+        assert function.invoke("last", (200,)).values == (995,)
+        (refusal,) = {refusal for each in function.offloading.statistics for refusal in each.declined}
+    assert (refusal.reason, refusal.detail) == (DeclineReason.DEVICE, "unsupported_ptx: not here")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorwasm import settings
-from tensorwasm.errors import GuestTrap
+from tensorwasm.errors import GuestTrap, TensorWasmError
 from tensorwasm.guest.engine.traps import CANCELLED
 from tensorwasm.guest.imports.offload.device_target import DeviceTarget
 from tensorwasm.guest.imports.offload.guards import OffloadService, RegionStatistics, make_guards
@@ -24,6 +24,7 @@ from tensorwasm.offload.costs import RegionCosts
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
 from tensorwasm.runtime.invoke.device_access import end_session, open_session
 from tensorwasm.runtime.offload.plan_job import PlanJob, encode
+from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tensorwasm.offload.codegen.nvptx import GpuCode
     from tensorwasm.offload.module import CutModule
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
-    from tensorwasm.values import Deadline, MemoryKind, OffloadMode
+    from tensorwasm.values import MemoryKind, OffloadMode
 
 _Code = TypeVar("_Code")
 _NEWEST_ARCHITECTURE: Final = (9, 0)
@@ -42,6 +43,8 @@ _NEWEST_ARCHITECTURE: Final = (9, 0)
 _HOST_START_NS: Final = 20_000
 _DEVICE_START_NS: Final = 50_000
 """What a run on threads, or on a device, takes at least."""
+_LOAD_S: Final = 60.0
+"""What loading the kernels of a plan may take."""
 
 
 class Offloading:
@@ -121,7 +124,7 @@ class Offloading:
         with self._lock:
             plans = self._device_plans.get(architecture)
             if plans is None:
-                plans = self._plans(architecture, _as_it_is)
+                plans = self._plans(architecture, partial(_load_kernels, shared, tenant))
                 self._device_plans[architecture] = plans
 
         def open_one() -> Session:
@@ -149,5 +152,18 @@ class Offloading:
         return self._compiler.request(job)
 
 
-def _as_it_is(code: GpuCode) -> GpuCode:
+def _load_kernels(shared: SharedDevice, tenant: str, code: GpuCode) -> GpuCode:
+    """Have a plan's kernels assembled and loaded before its first run, which then takes them from the device's cache.
+
+    What cannot be loaded now the run will meet, and decline.
+    """
+    entries = [*(kernel.entry for kernel in code.kernels.values()), *([code.results] if code.results else [])]
+    with suppress(TensorWasmError):
+        session = open_session(shared, tenant, "staged", with_layout=False)
+        try:
+            deadline = Deadline.after(_LOAD_S)
+            for entry in entries:
+                session.kernels.load(code.ptx.encode(), entry, deadline)
+        finally:
+            end_session(session)
     return code

@@ -20,6 +20,7 @@ import msgspec
 
 from tensorwasm import offload
 from tensorwasm.artifacts.hashing import hasher
+from tensorwasm.errors import InvalidArgs
 from tensorwasm.gpu.resources.kernel_store import name_of
 from tensorwasm.guest.imports import offload as targets
 from tensorwasm.offload.codegen.sizes import MadePlan
@@ -108,8 +109,11 @@ def pack(value: PlanJob | PlanOutcome) -> bytes:
 
 
 def read_job(data: bytes) -> PlanJob:
-    """Return the job that some bytes are; raise `msgspec.MsgspecError` if they are none."""
-    return _jobs.decode(data)
+    """Return the job that some bytes are; raise `InvalidArgs` if they are none."""
+    try:
+        return _jobs.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgs(f"no plan to make: {error}") from None
 
 
 def read_outcome(data: bytes) -> PlanOutcome:

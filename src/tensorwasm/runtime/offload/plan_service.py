@@ -1,8 +1,7 @@
-"""`PlanService`: has plans made, each once at a time, and keeps them; `PlanProcesses`: makes them.
+"""`PlanProcesses`: makes plans in processes of its own; `PlanFinder`: keeps plans.
 
-isl and LLVM work on what an untrusted module gives them, so plans are made in forks of processes of their own
-(`tensorwasm.runtime.offload.plan_process`), within limits: what crashes one, or takes too much, costs that plan. A
-tenant has one at a time, beside that of another.
+isl and LLVM work on what an untrusted module gives them, so plans are made in forks
+(`tensorwasm.runtime.offload.plan_process`), within limits: what crashes one, or takes too much, costs that plan.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -22,7 +20,6 @@ from tensorwasm.guest.engine.job_process import BrokenProcess, JobProcess, Late
 from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.runtime.offload.plan_job import MAX_ANSWER_BYTES, PLAN, PlanJob, PlanOutcome, pack, read_outcome
-from tensorwasm.runtime.offload.tenant_threads import TenantThreads
 from tensorwasm.values import MIB
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ WALL_S: Final = 120.0
 """What a plan may take by the clock, on a machine that has other work, the start of the process included."""
 
 _VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONPATH", "SYSTEMROOT", "TENSOR_WASM_NATIVE")
-_Result = TypeVar("_Result")
 _log: Final = logging.getLogger(__name__)
 
 
@@ -61,13 +57,12 @@ class PlanSource(Protocol):
         """End what is being made. Idempotent."""
 
 
-class PlanService(Generic[_Result]):
-    """Has plans made or takes them from the disk. Thread-safe; nothing but `close` waits.
+class PlanFinder:
+    """Takes plans from the disk, or has them made and keeps them. Thread-safe.
 
     Args:
         source: makes them; closed with this.
         store: where they are kept; None for nowhere.
-        finish: makes of an outcome what callers get, on a thread of this; of None if there may be one later.
 
     Attributes:
         made: plans and refusals that the source has made.
@@ -75,47 +70,18 @@ class PlanService(Generic[_Result]):
         kept: those that were found on the disk.
     """
 
-    def __init__(
-        self, source: PlanSource, store: KernelStore | None, finish: Callable[[PlanOutcome | None], _Result]
-    ) -> None:
+    def __init__(self, source: PlanSource, store: KernelStore | None) -> None:
         self._source = source
         self._store = store
-        self._finish = finish
-        self._threads = TenantThreads("tensorwasm-plans", source.rest)
-        self._lock = threading.Lock()
-        self._wanted: dict[bytes, Future[_Result]] = {}
+        self.rest = source.rest
+        self.close = source.close
         self.made = 0
         self.compiled = 0
         self.kept = 0
 
-    def request(self, job: PlanJob) -> Future[_Result] | None:
-        """Have a plan made, or taken from the disk. Returns None if too much waits."""
+    def find(self, job: PlanJob, stop: StopHook) -> PlanOutcome | None:
+        """Return a plan, or why there is none; None if there may be one later. Blocks."""
         name = job.name
-        with self._lock:
-            if (wanted := self._wanted.get(name)) is not None:
-                return wanted
-            requested = self._threads.submit(job.tenant, partial(self._serve, name, job))
-            if requested is None:
-                return None
-            self._wanted[name] = requested
-        requested.add_done_callback(lambda _: self._forget(name))
-        return requested
-
-    def close(self) -> None:
-        """End what is being made. Idempotent."""
-        self._source.close()
-        self._threads.close()
-
-    def _forget(self, name: bytes) -> None:
-        with self._lock:
-            self._wanted.pop(name, None)
-
-    # ------------------------------------------------------------------------------------------- on the threads
-
-    def _serve(self, name: bytes, job: PlanJob, stop: StopHook) -> _Result:
-        return self._finish(self._find(name, job, stop))
-
-    def _find(self, name: bytes, job: PlanJob, stop: StopHook) -> PlanOutcome | None:
         found = self._read(name, job)
         if found is not None:
             self.kept += 1
