@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tensorwasm.guest.saved.instrumented import InstrumentedModule
     from tensorwasm.runtime.invoke.fiber_runner import FiberRunner
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
+    from tensorwasm.runtime.offload.plan_service import PlanSource
     from tensorwasm.runtime.snapshots.archive import FileOptions, SnapshotCache
     from tensorwasm.runtime.snapshots.live import LiveInstance, RestoreOptions
     from tensorwasm.runtime.snapshots.snapshot import Snapshot
@@ -115,6 +116,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._archive: SnapshotCache | None = None
         self._offload_compiler: OffloadCompiler | None = None
+        self._plan_source: PlanSource | None = None
 
     def load(
         self,
@@ -335,6 +337,10 @@ class Runtime:
                 made.close()
         return made
 
+    def plan_with(self, source: PlanSource) -> None:
+        """Have plans of loops made elsewhere than in processes of this one; before the first module is loaded."""
+        self._plan_source = source
+
     @property
     def offload_compiler(self) -> OffloadCompiler:
         """Cuts modules, and makes plans of their loops; made on first use."""
@@ -342,7 +348,7 @@ class Runtime:
             if self._offload_compiler is None:
                 from tensorwasm.runtime.offload.compiler import OffloadCompiler  # noqa: PLC0415 - most calls need none
 
-                self._offload_compiler = OffloadCompiler(self.deployer)
+                self._offload_compiler = OffloadCompiler(self.deployer, self._plan_source)
                 if self._closed:
                     self._offload_compiler.close()
             return self._offload_compiler

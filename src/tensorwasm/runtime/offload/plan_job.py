@@ -28,7 +28,6 @@ from tensorwasm.offload.declined import DeclineReason
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.values import MIB
 
-MAX_JOB_BYTES: Final = 8 * MIB
 MAX_ANSWER_BYTES: Final = 16 * MIB
 PLAN: Final = b"+"
 FAILED: Final = b"-"

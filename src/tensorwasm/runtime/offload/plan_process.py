@@ -31,10 +31,10 @@ from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.plan import FUSED_SEQUENTIAL, plan
+from tensorwasm.runtime.offload import MAX_JOB_BYTES
 from tensorwasm.runtime.offload.plan_job import (
     FAILED,
     MAX_ANSWER_BYTES,
-    MAX_JOB_BYTES,
     PLAN,
     PlanJob,
     PlanOutcome,

@@ -16,9 +16,10 @@ from tensorwasm.guest.engine.traps import MAX_FILE, MAX_FRAMES
 from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, Argument
+from tensorwasm.runtime.offload import MAX_JOB_BYTES
 from tensorwasm.values import MAX_WEIGHT, MOST_EVIDENCE, MOST_MISMATCHES, Isolation, MemoryKind, OffloadMode
 
-PROTOCOL: Final = 12
+PROTOCOL: Final = 13
 PART_BYTES: Final = 64 << 10
 """Most bytes in one part: what ``emit-chunk`` takes at once, so that a chunk is one frame."""
 
@@ -136,7 +137,11 @@ class TurnFrame(WorkerFrame, frozen=True):
 
 
 class KernelFrame(WorkerFrame, frozen=True):
-    """To a worker: the kernel of an ask, as `tensorwasm.gpu.resources.kernel_store.encode` has it."""
+    """To a worker: what an ask is for.
+
+    A kernel is as `tensorwasm.gpu.resources.kernel_store.encode` has it, a plan a packed
+    `tensorwasm.runtime.offload.plan_job.PlanOutcome`.
+    """
 
     ask: Identity
     blob: Identity  # number of a complete blob, which is forgotten with this
@@ -218,8 +223,19 @@ class AskFrame(WorkerFrame, frozen=True):
     size_bytes: Annotated[int, Meta(ge=1, le=MAX_PTX_BYTES)]
 
 
+class PlanAskFrame(WorkerFrame, frozen=True):
+    """From a worker: a plan is wanted; parts of the `PlanJob`, all together of that size, follow."""
+
+    ask: Identity  # of the same numbers
+    tenant: Tenant  # who has had a call there
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_JOB_BYTES)]
+
+
+Asked = AskFrame | PlanAskFrame
+
+
 class AskPartFrame(WorkerFrame, frozen=True):
-    """From a worker: the next bytes of the text of an ask."""
+    """From a worker: the next bytes of the text of a kernel, or of a job."""
 
     ask: Identity
     data: Part

@@ -76,6 +76,7 @@ class Notices:
         end_turn: the process has ended a turn on the device, the one with that number; and whether something of it runs
             on, of which it will tell the end.
         compile: the process wants a kernel; the second argument is given it, as by `KernelService.submit`.
+        plan: the process wants a plan of a tenant: a packed `PlanJob`; the third argument is given its `PlanOutcome`.
         know: what the process's kernels are compiled for, once it is ready.
     """
 
@@ -84,4 +85,5 @@ class Notices:
     wish: Callable[[Mapping[str, int]], object] = dict
     end_turn: Callable[[int, bool], object] = max
     compile: Callable[[KernelJob, Done], object] | None = None
+    plan: Callable[[str, bytes, Done], object] | None = None
     know: Callable[[KernelTarget], object] = id

@@ -34,6 +34,7 @@ from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelServic
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, PlacedWorker, Start, choose
+from tensorwasm.runtime.workers.plans import WorkerPlans
 from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import MIB, Isolation
 
@@ -133,6 +134,7 @@ class WorkerExecutor:
         self._turns = [TurnScheduler(self._weigh) for _ in self.devices]
         guarded = self.isolation == "guarded"
         self._kernels = KernelService(open_kernel_folder()) if guarded and not emulated else None
+        self._plans = WorkerPlans()
         self._reader: LoopReader | None = None
         self._closed = False
 
@@ -272,6 +274,7 @@ class WorkerExecutor:
             worker.join(max(0.0, ends_at_s - time.monotonic()))
         if self._kernels is not None:
             self._kernels.close()
+        self._plans.close()
 
     def close(self) -> None:
         """End what still runs and release everything. Idempotent; blocks."""
@@ -363,7 +366,7 @@ class WorkerExecutor:
         if self.isolation == "guarded":
             options = replace(options, isolation="guarded" if owner is None else "process")
         told = partial(self._note_wish, start.device, number), partial(self._note_turn_end, start.device, number)
-        notices = Notices(self._note_long_work, self._note_fault, *told)
+        notices = Notices(self._note_long_work, self._note_fault, *told, plan=self._plans.submit)
         if self._kernels is not None:
             notices = replace(notices, compile=self._kernels.submit, know=self._kernels.know)
         if self._broker is None or owner is not None:

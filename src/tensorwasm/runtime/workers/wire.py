@@ -37,6 +37,7 @@ from tensorwasm.runtime.workers.frames import (
     LongWorkFrame,
     NoKernelFrame,
     OutputFrame,
+    PlanAskFrame,
     ReadyFrame,
     SetupFrame,
     SickFrame,
@@ -97,6 +98,7 @@ FROM_WORKER: Final = _table(
     (74, TurnEndFrame, _SMALL),
     (75, AskFrame, TEXT_BYTES + _SMALL),
     (76, AskPartFrame, _OF_A_PART),
+    (77, PlanAskFrame, _SMALL),
 )
 """What a worker may say."""
 

@@ -29,7 +29,7 @@ from tensorwasm.runtime.workers.conversation.conversation import Conversation
 from tensorwasm.runtime.workers.conversation.flight import Flight
 from tensorwasm.runtime.workers.conversation.flight_queue import FlightQueue
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
-from tensorwasm.runtime.workers.frames import AskFrame, FailedFrame, ReadyFrame, UnfitFrame
+from tensorwasm.runtime.workers.frames import Asked, AskFrame, FailedFrame, PlanAskFrame, ReadyFrame, UnfitFrame
 from tensorwasm.runtime.workers.lifecycle import Lifecycle, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.outcomes import rebuild_device, rebuild_error, rebuild_target
@@ -81,9 +81,8 @@ class Worker:
         self._info: DeviceInfo | None = None
         self._target: KernelTarget | None = None
         self._answered = self._starts = 0
-        self._last_end = ""
+        self._last_end = self._sickness = ""
         self._drained_by_s = math.inf
-        self._sickness = ""
         self._unfit: UnfitFrame | None = None
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -328,17 +327,19 @@ class Worker:
         """Note that the process has ended a turn, or what ran on from it. For the conversation."""
         self._notices.end_turn(number, late)
 
-    def compile(self, talk: Conversation, frame: AskFrame, text: bytes) -> None:
-        """Have a kernel compiled that the process wants. For the conversation."""
-        compile_kernel, target = self._notices.compile, self._target
-        if compile_kernel is None or target is None:
-            talk.answer(frame.ask, CapacityExhausted("no kernels are compiled for this worker"))
-            return
+    def want(self, talk: Conversation, frame: Asked, data: bytes) -> None:
+        """Have a kernel compiled or a plan made that the process wants. For the conversation."""
 
         def done(outcome: bytes | TensorWasmError) -> None:
             self._order(lambda current: talk.answer(frame.ask, outcome) if current is talk else None)
 
-        compile_kernel(KernelJob(frame.tenant, text, frame.entry, frame.architecture, frame.width, target), done)
+        if isinstance(frame, PlanAskFrame) and self._notices.plan is not None:
+            self._notices.plan(frame.tenant, data, done)
+        elif isinstance(frame, AskFrame) and self._notices.compile is not None and (target := self._target) is not None:
+            job = KernelJob(frame.tenant, data, frame.entry, frame.architecture, frame.width, target)
+            self._notices.compile(job, done)
+        else:
+            talk.answer(frame.ask, CapacityExhausted("nothing is compiled for this worker"))
 
     def _tell_fault(self, flights: Iterable[Flight]) -> None:
         if tenants := frozenset(flight.request.tenant for flight in flights if flight.request.is_native):

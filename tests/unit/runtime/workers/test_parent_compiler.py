@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import queue
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, MalformedPtx
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
+from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.plan_cache import PlanRefusal
+from tensorwasm.runtime.deploy.deployer import StopHook
+from tensorwasm.runtime.offload import MAX_JOB_BYTES
+from tensorwasm.runtime.offload.plan_job import PlanJob, PlanOutcome, pack
 from tensorwasm.runtime.workers.child.parent_compiler import ParentCompiler
-from tensorwasm.runtime.workers.frames import AskFrame
-from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH
+from tensorwasm.runtime.workers.frames import AskFrame, PlanAskFrame
+from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH, PLANS_EACH
 from tensorwasm.values import Deadline
 
 if sys.platform == "win32":
@@ -30,7 +35,7 @@ class Link:
         self.asks = queue.SimpleQueue()
 
     def send(self, frame):
-        if isinstance(frame, AskFrame):
+        if isinstance(frame, AskFrame | PlanAskFrame):
             self.asks.put(frame)
 
 
@@ -106,4 +111,42 @@ def test_an_empty_text_is_refused_here(compiler, link):
     empty = KernelJob("ann", b"", "k", (9, 0), "narrow", TARGET)
     with pytest.raises(MalformedPtx):
         compiler.compile(empty, Deadline.after(LIMIT_S))
+    assert link.asks.empty()
+
+
+def plan(region=b"region"):
+    return PlanJob("ann", region, (1, 2), 65536, "this machine")
+
+
+def test_a_plan_is_what_the_parent_answers(compiler, link, pool):
+    outcome = PlanOutcome.of(PlanRefusal(DeclineReason.SEQUENTIAL))
+    first, second = (pool.submit(compiler.make, plan(), StopHook()) for _ in range(2))
+    answers = [pack(outcome), REFUSAL]
+    for ask in take(link, 2):
+        assert (ask.tenant, ask.size_bytes) == ("ann", len(pack(plan())))
+        compiler.answer(ask.ask, answers.pop())
+    results = {type(each.exception(LIMIT_S)) for each in (first, second)}
+    assert results == {type(None), CapacityExhausted}
+    assert outcome in {each.result() for each in (first, second) if each.exception() is None}
+
+
+def test_who_waits_for_a_plan_can_be_stopped_and_its_place_is_taken_until_the_answer(compiler, link, pool):
+    stops = [StopHook() for _ in range(PLANS_EACH.kernels)]
+    waiting = [pool.submit(compiler.make, plan(), stop) for stop in stops]
+    asks = take(link, len(stops))
+    for stop in stops:
+        stop.stop()
+    assert {type(each.exception(LIMIT_S)) for each in waiting} == {CancelledError}
+    with pytest.raises(CapacityExhausted):
+        compiler.make(plan(), StopHook())
+    for ask in asks:
+        compiler.answer(ask.ask, REFUSAL)
+    again = pool.submit(compiler.make, plan(), StopHook())
+    assert refuse(compiler, link, 1) == {"ann"}
+    assert again.exception(LIMIT_S) is REFUSAL
+
+
+def test_a_region_that_is_too_long_is_refused_here(compiler, link):
+    outcome = compiler.make(plan(bytes(MAX_JOB_BYTES)), StopHook())
+    assert outcome.read().reason is DeclineReason.TOO_LARGE
     assert link.asks.empty()

@@ -38,7 +38,7 @@ def work(link: socket.socket, handover: socket.socket) -> int:
     setup = next(frames, None)
     if not isinstance(setup, SetupFrame) or setup.protocol != PROTOCOL:
         return 2
-    compiler = ParentCompiler(link_to_parent) if setup.asks else None
+    compiler = ParentCompiler(link_to_parent)
     loader = threading.Thread(target=begin_loading(), name="tensorwasm-loading")
     loader.start()  # beside the device, which takes longer to open
     try:
@@ -54,8 +54,9 @@ def work(link: socket.socket, handover: socket.socket) -> int:
     except TensorWasmError as error:
         link_to_parent.send(UnfitFrame(error.kind, clean(error.message)))
         return 0
-    if compiler is not None:
+    if setup.asks:
         runtime.share().compile_with(compiler)
+    runtime.plan_with(compiler)
     loader.join()
     runtime.fibers.open()
     collect_seldom()  # with all that was loaded: what is loaded later is looked at again and again

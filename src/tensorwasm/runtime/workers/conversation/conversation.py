@@ -26,6 +26,7 @@ from tensorwasm.runtime.workers.conversation.outbox import Outbox
 from tensorwasm.runtime.workers.conversation.owner import Owner
 from tensorwasm.runtime.workers.frames import (
     PROTOCOL,
+    Asked,
     AskFrame,
     AskPartFrame,
     BeatFrame,
@@ -36,6 +37,7 @@ from tensorwasm.runtime.workers.frames import (
     FailedFrame,
     LongWorkFrame,
     OutputFrame,
+    PlanAskFrame,
     ReadyFrame,
     SetupFrame,
     SickFrame,
@@ -94,7 +96,7 @@ class Conversation:
         self.turn = threading.Lock()
         self.flights: dict[int, Flight] = {}
         self.charges: dict[str, tuple[int, int]] = {}
-        self.answered = 0
+        self.answered = self._beats = 0
         self._process = process
         self._front = setup is None
         self._owner = owner
@@ -105,7 +107,6 @@ class Conversation:
         self._tenants: set[str] = set()
         self._asks = KernelAsks()
         self._errors = bytearray()
-        self._beats = 0
         self.introduced = self.shared = False
         self._sick = ""
         self._unfit: UnfitFrame | None = None
@@ -157,7 +158,7 @@ class Conversation:
         self._process.admit(link)
 
     def answer(self, ask: int, outcome: bytes | TensorWasmError) -> None:
-        """Tell the process the kernel that it has asked for, or why there is none."""
+        """Tell the process the kernel or the plan that it has asked for, or why there is none."""
         self._outbox.put(self._tell_kernel(ask, outcome))
 
     def _tell_kernel(self, ask: int, outcome: bytes | TensorWasmError) -> Iterator[WorkerFrame]:
@@ -321,16 +322,16 @@ class Conversation:
     def _take_turn_end(self, frame: TurnEndFrame) -> None:
         self._owner.end_turn(frame.number, late=frame.late)
 
-    def _take_ask(self, frame: AskFrame) -> None:
+    def _take_ask(self, frame: Asked) -> None:
         self._require_known(frame.tenant)
         self._asks.open(frame)
 
     def _take_ask_part(self, frame: AskPartFrame) -> None:
-        whole = self._asks.fill(frame)
-        if whole is None:
+        if (whole := self._asks.fill(frame)) is None:
             return
-        if self.shared or any(flight.request.tenant == whole[0].tenant for flight in self.flights.values()):
-            self._owner.compile(self, *whole)
+        calls = (flight.request.tenant for flight in self.flights.values())
+        if self.shared or isinstance(whole[0], PlanAskFrame) or whole[0].tenant in calls:  # plans are made beside calls
+            self._owner.want(self, *whole)
         else:
             self.answer(frame.ask, CapacityExhausted("the call that wanted the kernel has ended"))
 
@@ -394,5 +395,6 @@ _HANDLERS: Final[dict[type[WorkerFrame], Callable[[Conversation, Any], None]]] =
     WishFrame: Conversation._take_wish,  # noqa: SLF001
     TurnEndFrame: Conversation._take_turn_end,  # noqa: SLF001
     AskFrame: Conversation._take_ask,  # noqa: SLF001
+    PlanAskFrame: Conversation._take_ask,  # noqa: SLF001
     AskPartFrame: Conversation._take_ask_part,  # noqa: SLF001
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tensorwasm.runtime.workers.frames import AskFrame, ReadyFrame
+from tensorwasm.runtime.workers.frames import Asked, ReadyFrame
 
 
 class Owner(Protocol):
@@ -26,8 +26,8 @@ class Owner(Protocol):
     def end_turn(self, number: int, *, late: bool) -> None:
         """The process has ended a turn, or what ran on from it."""
 
-    def compile(self, talk: Any, frame: AskFrame, text: bytes) -> None:
-        """The process wants a kernel: `Conversation.answer` is to be called."""
+    def want(self, talk: Any, frame: Asked, data: bytes) -> None:
+        """The process wants a kernel of a text, or the plan of a job: `Conversation.answer` is to be called."""
 
     def attend(self, talk: Any, now_s: float) -> float | None:
         """Do what is to be done now; return when there will be something again, None if only a wake-up will tell."""

@@ -1,4 +1,4 @@
-"""How many kernels may wait, for one tenant and for all."""
+"""How many kernels and plans may wait, for one tenant and for all."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ def _within(amount: Amount, limit: Amount) -> bool:
 ASKS_EACH: Final = Amount(4, 16 * MIB)
 ASKS: Final = Amount(64, 128 * MIB)
 """What a worker asks for at a time."""
+PLANS_EACH: Final = Amount(4, 32 * MIB)
+PLANS: Final = Amount(16, 128 * MIB)
+"""Plans that it asks for, and the bytes of their jobs."""
 WAITING_EACH: Final = Amount(64, 64 * MIB)
 WAITING: Final = Amount(1024, 256 * MIB)
 """What waits to be compiled for all workers."""

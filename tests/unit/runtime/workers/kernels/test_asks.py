@@ -16,9 +16,10 @@ from tensorwasm.runtime.workers.frames import (
     AskFrame,
     AskPartFrame,
     BrokenFrame,
+    PlanAskFrame,
     SetupFrame,
 )
-from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH
+from tensorwasm.runtime.workers.kernels.room import ASKS, ASKS_EACH, PLANS_EACH
 from tensorwasm.runtime.workers.process import Patience
 from tensorwasm.values import MIB
 
@@ -35,7 +36,7 @@ class Owner:
         self.answer = answer
         self.texts = []
 
-    def compile(self, talk, frame, text):
+    def want(self, talk, frame, text):
         self.texts.append(text)
         if self.answer is not None:
             talk.answer(frame.ask, self.answer)
@@ -136,3 +137,21 @@ def test_texts_that_never_end_are_bounded(open_talk):
 def test_a_process_that_does_not_keep_to_the_protocol_is_ended(open_talk, frames):
     with pytest.raises(BrokenFrame):
         open_talk(None).say(*frames)
+
+
+def test_a_plan_is_asked_for_beside_the_calls_of_its_tenant(open_talk):
+    talk = open_talk(b"a plan")
+    talk.talk.flights.clear()
+    talk.say(ask(1), AskPartFrame(1, b"x"), PlanAskFrame(2, "ann", 2), AskPartFrame(2, b"yz"))
+    assert talk.owner.texts == [b"yz"]  # nobody waits for the kernel any more
+    with pytest.raises(BrokenFrame):
+        talk.say(PlanAskFrame(3, "bob", 1))
+
+
+def test_plans_have_room_of_their_own(open_talk):
+    talk = open_talk(None)
+    for number in range(1, PLANS_EACH.kernels + 1):
+        talk.say(PlanAskFrame(number, "ann", 1))
+    talk.say(ask(50))
+    with pytest.raises(BrokenFrame):
+        talk.say(PlanAskFrame(51, "ann", 1))
