@@ -7,12 +7,13 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from loops import compile_c
-from tensorwasm import settings
 from tensorwasm.errors import DeviceFault
+from tensorwasm.runtime.deploy import kernel_folder
 from tensorwasm.runtime.executor.request import Request
 from tensorwasm.runtime.workers.plans import WorkerPlans
 from tensorwasm.runtime.workers.pool import WorkerExecutor
@@ -32,12 +33,11 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path, monkeypatch):
-    for name, value in {"CACHE": tmp_path / "cache", "STATE_DIR": tmp_path / "state", "KERNEL_CACHE": 64}.items():
-        monkeypatch.setenv(f"TENSOR_WASM_{name}", str(value))
-    settings.current.cache_clear()
-    yield
-    settings.current.cache_clear()
+def _disk(monkeypatch):
+    """Keep plans for one test."""
+    kept = {}
+    store = SimpleNamespace(get=kept.get, put=kept.__setitem__)
+    monkeypatch.setattr(kernel_folder, "open_kernel_folder", lambda: store)
 
 
 @pytest.fixture
