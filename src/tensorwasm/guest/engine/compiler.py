@@ -45,7 +45,7 @@ SECONDS_PER_MIB: Final = 1.0
 """What a compilation is expected to take: to start, and for the module."""
 
 _HEAP: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "MALLOC_TOP_PAD_": str(32 * MIB)}
-"""What makes glibc's heap grow in long steps of huge pages: a sixth of a compilation's time is page faults otherwise."""
+"""What makes glibc's heap grow in long steps of huge pages: a sixth of the time is page faults otherwise."""
 
 _REFUSAL_BYTES: Final = 64 << 10
 _TRIES: Final = 3

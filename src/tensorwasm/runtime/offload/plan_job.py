@@ -60,9 +60,7 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def name(self) -> bytes:
         """What the plan is kept under, without code: a hash of all that it depends on, tenant and our code included."""
-        return name_of(
-            "plan", code_digest(), self.tenant, self.region, self.integers, self.memory_bytes, self.target
-        )
+        return name_of("plan", code_digest(), self.tenant, self.region, self.integers, self.memory_bytes, self.target)
 
     def code_name(self, fingerprint: bytes) -> bytes:
         """Return what code of plans is kept under."""

@@ -169,7 +169,8 @@ class PlanProcesses:
                 raise CancelledError
             process = self._processes.get(threading.get_ident())
             if process is None:
-                arguments = [*self._program, "urgent" if self._is_urgent() else "patient", str(MEMORY_BYTES), str(CPU_S)]
+                how = "urgent" if self._is_urgent() else "patient"
+                arguments = [*self._program, how, str(MEMORY_BYTES), str(CPU_S)]
                 process = JobProcess(arguments, kept_variables(_VARIABLES), MAX_ANSWER_BYTES, complains=True)
                 self._processes[threading.get_ident()] = process
             return process

@@ -1,4 +1,4 @@
-"""The parent's side of what one worker process asks to have compiled or planned. What comes from the process is hostile."""
+"""The parent's side of what one worker process asks to have made. What comes from the process is hostile."""
 
 from __future__ import annotations
 
