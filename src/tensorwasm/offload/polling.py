@@ -29,7 +29,9 @@ from tensorwasm.wasm.types import FuncType, GlobalType
 POLL: Final = "poll"
 """The import field of the function that returns the next budget, or ends the guest."""
 BUDGET: Final = 1 << 24
-"""Instructions between two polls: some milliseconds, or a second if all of them miss the caches."""
+"""Most instructions between two polls: some milliseconds, or a second if all of them miss the caches."""
+FIRST_BUDGET: Final = 1 << 20
+"""Of an instance; how many follow is up to the host."""
 
 _SMALL_FUNCTION: Final = 64
 _COPIES: Final = ((64, 4), (128, 2))
@@ -73,7 +75,7 @@ class _Places:
 
     poll: int
     budget: int
-    added: list[Global] = field(default_factory=lambda: [_global("i32", BUDGET)])
+    added: list[Global] = field(default_factory=lambda: [_global("i32", FIRST_BUDGET)])
     _kept: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def keep(self, kind: str, number: int) -> int:

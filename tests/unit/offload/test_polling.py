@@ -74,7 +74,7 @@ def with_poll(module: Module, code: list[tuple]) -> Module:
 def test_code_that_polls_does_the_same(code, budget):
     module = whole(code)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(polling, "BUDGET", budget)
+        patch.setattr(polling, "FIRST_BUDGET", budget)
         edited = encode(with_poll(module, [("i32.const", budget)]))
     assert fault_of(edited) is None
     for args in ((1, 2, 1.5, -2.5), (-7, 1 << 40, float("nan"), -0.0), (6, 0, 0.0, float("inf"))):

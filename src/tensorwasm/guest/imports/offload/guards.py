@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
 from tensorwasm.guest.imports.offload import SERVICE
+from tensorwasm.guest.imports.offload.pace import PollPace
 from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.sizes import ReadyPlan
@@ -115,6 +116,7 @@ class OffloadService(Generic[_Plan]):
 
     Attributes:
         statistics: of each region.
+        pace: says when the guest polls.
         mismatches: evidence of each run that differed.
         is_busy: returns whether work that the guest has begun may reach its memory: then all regions run in the guest.
         stop: stops kernels that run; for any thread.
@@ -136,6 +138,7 @@ class OffloadService(Generic[_Plan]):
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
         self._plans = plans
+        self.pace = PollPace()
         self._target = target
         self._sampler = sampler
         self._shadow: ShadowRun | None = None
@@ -348,7 +351,8 @@ def make_guards(regions: Sequence[LoopRegion]) -> tuple[HostFunction, ...]:
 
 def _poll(call: HostCall) -> int:
     call.check()
-    return BUDGET
+    service = call.service(SERVICE)
+    return service.pace.next() if isinstance(service, OffloadService) else BUDGET
 
 
 _POLL: Final = HostFunction(INTERFACE, POLL, (), ("i32",), _poll)
