@@ -1,8 +1,8 @@
 """The benchmark ``offload-deploy``: how long a deploy with offload takes to be answered, and until code is ready.
 
 The module has the given size of code without loops, and functions of the programs that ``offload`` runs, of which about
-twenty regions can be cut out. Each deploy is in a process of its own. First with an empty cache, then with what the
-first one has kept.
+twenty regions can be cut out. Each deploy is in a process of its own, which has loaded what a server loads at its
+start. First with an empty cache, then with what the first one has kept.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _DEPLOY: Final = """
 import json, sys, time
 from tensorwasm.runtime import Runtime
 from tensorwasm.artifacts import hashing
+from tensorwasm.guest.engine import capi
 from tensorwasm.values import Limits
 hashing.blake3(b"")
+capi.check_bindings()
 path, calls, offload = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 with Runtime("emulator", limits=Limits(memory_bytes=1 << 30)) as runtime:
     began = time.perf_counter()
