@@ -41,6 +41,11 @@ class PlanRefusal(NamedTuple):
     reason: DeclineReason
     detail: str = ""
 
+    @property
+    def words(self) -> str:
+        """The reason's name, and the detail."""
+        return f"{self.reason.name.lower()}{f' ({self.detail})' if self.detail else ''}"
+
 
 NOT_READY: Final = PlanRefusal(DeclineReason.NOT_READY)
 """Of a plan that is being made."""

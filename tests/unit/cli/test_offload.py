@@ -1,6 +1,9 @@
 """`tensor-wasm offload`."""
 
 import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -85,6 +88,96 @@ def test_a_run_alone_counts_why_regions_declined(cli, file):
     assert done.code == 0
     assert "not_a_number: 1" in done.out
     assert "plain" not in done.out
+
+
+class Page(HTMLParser):
+    """What a timeline has: a lane's rectangles as place, width and title, by call; and the cells of its table."""
+
+    def __init__(self, text) -> None:
+        super().__init__()
+        self.tags, self.calls, self.cells, self.at = set(), [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes) -> None:
+        self.tags.add(tag)
+        given = dict(attributes)
+        assert not given.keys() & {"src", "href", "onclick", "onerror", "onload"}
+        if tag == "section":
+            self.calls.append([])
+        elif tag == "rect":
+            self.calls[-1].append([given["class"], float(given["x"]), float(given["width"]), ""])
+        self.at = tag if tag != "td" else given["data-name"]
+        self.cells += [{}] if self.at == "region" else []
+
+    def handle_data(self, data) -> None:
+        if self.at == "title" and self.calls:
+            self.calls[-1][-1][3] += data
+        elif self.cells and self.at != "script":
+            self.cells[-1][self.at] = self.cells[-1].get(self.at, "") + data
+
+    def handle_endtag(self, tag) -> None:
+        self.at = ""
+
+
+def timeline(cli, file, *arguments):
+    page = file.with_suffix(".html")
+    done = cli("offload", "run", file, *arguments, "--timeline", page)
+    assert done.code == 0
+    text = page.read_text()
+    assert "default-src 'none'" in text
+    assert "://" not in text
+    return Page(text)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_a_timeline_shows_where_the_time_of_each_call_went(cli, file, device):
+    call = ("--export", "axpy", "--args", "[200, 1.5]", "--setup", "init [256]", "--repeat", "2", "--compare")
+    page = timeline(cli, file, *call, "--device", device)
+    elsewhere = {"run"} if device == "cpu" else {"in", "run", "out"}
+    assert [{kind for kind, *_ in rects} for rects in page.calls] == [{"guest", "plan", *elsewhere}] * 3
+    for rects in page.calls:
+        spans = sorted((x, width) for _, x, width, _ in rects)
+        assert spans[0][0] == 0
+        assert all(before[0] <= after[0] for before, after in pairwise(spans))
+        assert spans[-1][0] + spans[-1][1] <= 1001
+        assert 990 < sum(width for _, width in spans) < 1000 + len(spans)  # they fill the call and do not overlap
+    plans = [title for kind, *_, title in page.calls[1] if kind == "plan"]
+    assert all(
+        re.search(r"region 1 of axpy: plan making, .* ms, isl [\d.]+ ms, LLVM [\d.]+ ms", plan) for plan in plans
+    )
+    assert [(row["region"], row["function"], row["taken"]) for row in page.cells] == [
+        ("0", "init", "1"),
+        ("1", "axpy", "2"),
+    ]
+    assert page.cells[1]["line"].endswith(f"x.c:{PROGRAM.splitlines().index('axpy(int n, double a) {') + 2}")
+    moved = r"copies in: [\d,]+ bytes, \S+ GB/s; kernels: 2 launches; copies out: [\d,]+ bytes, \S+ GB/s"
+    assert re.fullmatch(moved if device == "emulator" else "kernels: 2 launches", page.cells[1]["moved"])
+
+
+def test_a_timeline_shows_why_a_region_ran_in_the_guest_and_how_long(cli, file):
+    page = timeline(cli, file, "--export", "axpy", "--args", '[100, "inf"]', "--device", "cpu")
+    (title,) = [title for kind, *_, title in page.calls[0] if kind == "declined"]
+    assert re.fullmatch("region 1 of axpy: region in the guest, [0-9.e-]+ ms, not_a_number", title)
+    assert page.cells[1]["declined"] == "not_a_number: 1"
+    assert float(page.cells[1]["in the guest"].split()[0]) > 0
+
+
+def test_names_of_functions_are_text_in_a_timeline(cli, tmp_path, file):
+    name = "<img src=x onerror=alert(1)>"
+    loop = "for (int i = 0; i < n; i++) x[i] = i;"
+    (tmp_path / "named.wasm").write_bytes(
+        compile_c(f'int x[99]; __attribute__((export_name("{name}"))) void f(int n) {{ {loop} }}', "-O2")
+    )
+    page = timeline(cli, tmp_path / "named.wasm", "--export", name, "--args", "[40]", "--device", "cpu")
+    assert "img" not in page.tags
+    assert page.cells[0]["function"] in {name, "f"}
+
+
+def test_a_timeline_that_cannot_be_written_is_refused(cli, file):
+    page = file.parent / "missing" / "page.html"
+    done = cli("offload", "run", file, "--export", "init", "--args", "[8]", "--device", "cpu", "--timeline", page)
+    assert done.code == 2
+    assert "cannot be written" in done.err
 
 
 def test_a_difference_is_the_exit_code_and_named(cli, file, monkeypatch):

@@ -199,7 +199,7 @@ def count_taken(function: Function, wasm: bytes) -> tuple[int, tuple[str, ...]]:
         taken += found.taken
         reasons: Counter[str] = Counter()
         for refusal, count in found.declined.items():
-            reasons[f"{refusal.reason.name.lower()}{f' ({refusal.detail})' if refusal.detail else ''}"] += count
+            reasons[refusal.words] += count
         words = [f"{name}: {count}" for name, count in reasons.most_common()]
         regions.append(f"region {number}: {', '.join([f'taken: {found.taken}', *words])}")
     return taken, tuple(regions)

@@ -11,10 +11,10 @@ from tensorwasm.cli.local.run import Memory, Timeout, read_limits
 from tensorwasm.cli.local.snapshot import parse_call
 from tensorwasm.cli.options import Args, Argument, Export, Option, for_typer, read_bytes
 from tensorwasm.cli.output import Output, print_json, print_record, print_table
-from tensorwasm.errors import ModuleTooLarge
+from tensorwasm.errors import InvalidArgs, ModuleTooLarge
 
 if TYPE_CHECKING:
-    from tensorwasm.guest.imports.offload.guards import RegionStatistics
+    from tensorwasm.guest.imports.offload.recording import RegionStatistics
     from tensorwasm.offload.explain import ExplainedLoop
     from tensorwasm.offload.plan_cache import PlanKey
     from tensorwasm.runtime.api.comparison import SandboxRun
@@ -33,6 +33,10 @@ Setup = Annotated[
 ]
 Compare = Annotated[
     bool, Option(help="Make the calls as WebAssembly too, and exit with 1 if results or memory differ.")
+]
+Timeline = Annotated[
+    Path | None,
+    Option(metavar="PAGE", help="Write a page in HTML that shows where the time went; copies are waited for then."),
 ]
 Repeat = Annotated[int, Option(help="How often to call the function.", min=1)]
 PlannedArgs = Annotated[
@@ -95,12 +99,15 @@ def run_offloaded(
     device: Place = "auto",
     compare: Compare = False,
     repeat: Repeat = 1,
+    timeline: Timeline = None,
     timeout: Timeout = None,
     memory: Memory = None,
     output: Output = "text",
 ) -> None:
     """Call a function with the loops of its module offloaded, and say what came of each."""
-    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.cli.local.timeline_page import draw_timeline  # noqa: PLC0415 - keeps --help quick
+    from tensorwasm.guest.engine import codec  # noqa: PLC0415 - the same
+    from tensorwasm.guest.imports.offload.recording import SpanLog  # noqa: PLC0415 - the same
     from tensorwasm.runtime import Runtime  # noqa: PLC0415 - the same
     from tensorwasm.runtime.api.comparison import MeasuredCall, compare_runs, run_alone  # noqa: PLC0415 - the same
 
@@ -109,6 +116,9 @@ def run_offloaded(
     anywhere: OffloadMode | None = "cpu" if device == "cpu" else "auto" if device == "auto" else None
     with Runtime("auto" if anywhere else device, limits=read_limits(timeout, memory)) as runtime:
         function = runtime.load(wasm, name=file.stem, offload=anywhere or "gpu", offload_waits=True)
+        offloading, spans = function.offloading, SpanLog()
+        if offloading is not None and timeline is not None:
+            offloading.spans = spans
         call = MeasuredCall(function.choose(export), codec.parse(args))
         runs, difference = {}, ""
         if compare:
@@ -117,7 +127,10 @@ def run_offloaded(
         else:
             runs["offloaded"] = run_alone(function, before, call, repeat)
         report: dict[str, Any] = {name: _timed(run) for name, run in runs.items()}
-        report |= {"regions": _counted(wasm, function.offloading), "difference": difference or None}
+        report |= {"regions": _counted(wasm, offloading), "difference": difference or None}
+        if timeline is not None:
+            page = draw_timeline(f"{file.name} on {device}", runs["offloaded"].spans, spans, report["regions"])
+            _write(timeline, page)
     if compare and runs["offloaded"].times_s and runs["plain"].times_s:
         report["speed_up"] = round(min(runs["plain"].times_s) / min(runs["offloaded"].times_s), 3)
     _print(report, output)
@@ -144,6 +157,13 @@ def _print(report: dict[str, Any], output: Literal["text", "json"]) -> None:
 def _read(file: Path) -> bytes:
     limit = read_limits(None, None).module_bytes
     return read_bytes(file, limit, ModuleTooLarge(f"the module has more than {limit} bytes"))
+
+
+def _write(file: Path, page: str) -> None:
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgs(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _explained(loop: ExplainedLoop) -> dict[str, Any]:
@@ -208,10 +228,7 @@ def _counted(wasm: bytes, offloading: Offloading | None) -> list[dict[str, Any]]
 
 
 def _statistics(found: RegionStatistics) -> dict[str, Any]:
-    reasons = [
-        f"{refusal.reason.name.lower()}{f' ({refusal.detail})' if refusal.detail else ''}: {count}"
-        for refusal, count in found.declined.most_common()
-    ]
+    reasons = [f"{refusal.words}: {count}" for refusal, count in found.declined.most_common()]
     return {
         "taken": found.taken,
         "declined": sum(found.declined.values()),

@@ -82,19 +82,25 @@ class MadePlan:
     Attributes:
         fingerprint: of the code.
         code: for the target; None if it is known already.
+        analysed_ns: what it took to plan it; 0 for one that was kept.
+        compiled_ns: what it took to make the code.
     """
 
     program: SizedProgram
     fingerprint: bytes
     code: Any
+    analysed_ns: int = 0
+    compiled_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyPlan(Generic[_Code]):
-    """A program, with code of it or of one that differs in sizes."""
+    """A program, with code of it or of one that differs in sizes, and what it took to make both (`MadePlan`)."""
 
     program: SizedProgram
     code: _Code
+    analysed_ns: int = 0
+    compiled_ns: int = 0
 
 
 def make_plan(
@@ -162,7 +168,7 @@ class LoadedCodes(Generic[_Code]):
             self._codes.move_to_end(made.fingerprint)
             if len(self._codes) > MOST_CODES:
                 self._codes.popitem(last=False)
-        return ReadyPlan(made.program, code)
+        return ReadyPlan(made.program, code, made.analysed_ns, made.compiled_ns)
 
 
 def with_sizes(program: NestProgram, *, vectors: bool = False) -> NestProgram:

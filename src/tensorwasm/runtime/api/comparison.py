@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tensorwasm.errors import GuestError, GuestTrap, InvalidPointer
 from tensorwasm.guest.engine import codec
@@ -30,6 +30,15 @@ class MeasuredCall:
     args: Sequence[object] = ()
 
 
+class CallSpan(NamedTuple):
+    """When a call ran, on the clock of `time.perf_counter_ns`."""
+
+    export: str
+    args: Sequence[object]
+    began_ns: int
+    ended_ns: int
+
+
 @dataclass(slots=True)
 class SandboxRun:
     """What calls in one sandbox came to.
@@ -39,12 +48,14 @@ class SandboxRun:
         ending: how the guest ended in the call after these, in a word; empty if there was none.
         times_s: of each repetition of the last call.
         results: of the last call, as a JSON array.
+        spans: of all calls, the one that ended with an error included.
     """
 
     outcomes: list[tuple[int, ...]] = field(default_factory=list)
     ending: str = ""
     times_s: list[float] = field(default_factory=list)
     results: str = "[]"
+    spans: list[CallSpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +100,16 @@ def _run(sandbox: Instance, setup: Sequence[MeasuredCall], call: MeasuredCall, r
     """Make calls one after the other, up to one that ends with an error of the guest."""
     run = SandboxRun()
     for number, each in enumerate([*setup, *[call] * repeat]):
-        began_s = time.perf_counter()
+        began_ns = time.perf_counter_ns()
         try:
             values = sandbox.call(each.export, each.args)
         except GuestError as error:
             run.ending = (error.trap if isinstance(error, GuestTrap) else "") or error.kind
             break
+        finally:
+            run.spans.append(CallSpan(each.export, each.args, began_ns, time.perf_counter_ns()))
         if number >= len(setup):
-            run.times_s.append(time.perf_counter() - began_s)
+            run.times_s.append((run.spans[-1].ended_ns - began_ns) * 1e-9)
         types = sandbox.module.plan(each.export).results
         run.outcomes.append(tuple(codec.encode(types, values)))
         run.results = codec.render(types, values)

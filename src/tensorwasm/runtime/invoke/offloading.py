@@ -15,8 +15,9 @@ from tensorwasm import settings
 from tensorwasm.errors import GuestTrap, TensorWasmError
 from tensorwasm.guest.engine.traps import CANCELLED
 from tensorwasm.guest.imports.offload.device_target import DeviceTarget
-from tensorwasm.guest.imports.offload.guards import OffloadService, RegionStatistics, make_guards
+from tensorwasm.guest.imports.offload.guards import OffloadService, make_guards
 from tensorwasm.guest.imports.offload.host_target import HostTarget
+from tensorwasm.guest.imports.offload.recording import RegionStatistics, SpanLog
 from tensorwasm.guest.imports.offload.shadow import ShadowSampler
 from tensorwasm.offload.codegen.host import LoadedProgram, host_processor
 from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
@@ -56,6 +57,7 @@ class Offloading:
         regions: those with a guard, by their numbers.
         guards: its guards and what it polls, as host functions.
         statistics: of each region, all ended calls together.
+        spans: takes what the time of calls goes to, one after the other; None if nobody asks.
         watched: what regions use in place of a session if someone measures; they then run there whatever it costs.
     """
 
@@ -66,6 +68,7 @@ class Offloading:
         self.wasm = cut.wasm
         self.guards = make_guards(self.regions)
         self.statistics = [RegionStatistics() for _ in self.regions]
+        self.spans: SpanLog | None = None
         self.watched: Callable[[Session], Session] | None = None
         self._compiler = compiler
         compiler.urgent |= waits
@@ -103,6 +106,8 @@ class Offloading:
                     serving.compare((), None)
                 raise
             finally:
+                if self.spans is not None:
+                    self.spans.abandon_guest()
                 with self._lock:
                     for total, mine in zip(self.statistics, serving.statistics, strict=True):
                         total.add(mine)
@@ -114,7 +119,8 @@ class Offloading:
         return PlanCache(partial(self._request, target, codes), codes.ready, waits=self._waits)
 
     def _host_service(self, tenant: str) -> OffloadService[ReadyPlan[LoadedProgram]]:
-        return OffloadService(self.regions, self._host_plans, HostTarget(tenant), self._sampler, self._host_costs)
+        target = HostTarget(tenant, self.spans)
+        return OffloadService(self.regions, self._host_plans, target, self._sampler, self._host_costs, spans=self.spans)
 
     @contextmanager
     def _device_service(
@@ -134,9 +140,9 @@ class Offloading:
 
         is_measured = shared.info.kind == "cuda" and self.watched is None  # the emulator is not for speed
         costs = self._device_costs if is_measured else None
-        target = DeviceTarget(open_one, end_session)
+        target = DeviceTarget(open_one, end_session, self.spans)
         try:
-            yield OffloadService(self.regions, plans, target, self._sampler, costs, target.end)
+            yield OffloadService(self.regions, plans, target, self._sampler, costs, target.end, self.spans)
         finally:
             target.end()
 

@@ -87,7 +87,7 @@ class PlanOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         """Return a `MadePlan` or a `PlanRefusal` as this."""
         if isinstance(found, MadePlan):
             code = None if found.code is None else encode(found.code)
-            return cls(encode(replace(found, code=None)), found.fingerprint, code)
+            return cls(encode(replace(found, code=None, analysed_ns=0, compiled_ns=0)), found.fingerprint, code)
         return cls(encode(found), passing=isinstance(found, PlanRefusal) and found.reason in _PASSING)
 
     def read(self) -> Any:

@@ -13,8 +13,10 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -120,9 +122,13 @@ def _do_and_end(job: bytes, writing: int, limit: Callable[[], None]) -> NoReturn
 def make(job: PlanJob) -> object:
     """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
     try:
+        began_ns = time.perf_counter_ns()
         program = plan_region(decode(job.region), job.integers, job.memory_bytes)
+        planned_ns = time.perf_counter_ns()
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
-        return make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))
+        made = make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))
+        compiled_ns = time.perf_counter_ns() - planned_ns
+        return replace(made, analysed_ns=planned_ns - began_ns, compiled_ns=compiled_ns)
     except Declined as declined:
         return PlanRefusal(declined.reason, declined.detail)
     except MemoryError:

@@ -13,6 +13,7 @@ from tensorwasm.gpu.device.arguments import Argument, BufferOffset, Scalar
 from tensorwasm.guest.imports.host_function import HostCall
 from tensorwasm.guest.imports.offload.guest_pages import GuestPages
 from tensorwasm.guest.imports.offload.launches import PlanLaunch, PlanLaunches
+from tensorwasm.guest.imports.offload.recording import SpanKind, SpanLog, measured
 from tensorwasm.offload.codegen.arguments import storage_bytes
 from tensorwasm.offload.codegen.linear import evaluated
 from tensorwasm.offload.codegen.nvptx import GpuCode, GpuKernel, grid_of
@@ -37,7 +38,12 @@ class DeviceTarget:
     An error of the session declines as long as nothing was copied back.
     """
 
-    def __init__(self, open_session: Callable[[], Session], end_session: Callable[[Session], bool]) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[], Session],
+        end_session: Callable[[Session], bool],
+        spans: SpanLog | None = None,
+    ) -> None:
         """Use the session that the first function returns, which is called for the first plan that runs.
 
         The other one ends it, and returns whether nothing reaches the guest's memory any more.
@@ -45,6 +51,7 @@ class DeviceTarget:
         self.moved_bytes = 0
         self._open = open_session
         self._end = end_session
+        self._spans = spans
         self._parts: _DeviceParts | None = None
 
     def run(
@@ -59,7 +66,7 @@ class DeviceTarget:
             try:
                 if self._parts is None:
                     self._parts = _DeviceParts(self._open())
-                run = stack.enter_context(_lent(self._parts, plan, inputs, call))
+                run = stack.enter_context(_lent(self._parts, plan, inputs, call, self._spans))
                 results = run.compute()
                 if kept is not None:
                     kept += run.read_written()
@@ -150,7 +157,11 @@ class _DeviceParts:
 
 @contextmanager
 def _lent(
-    parts: _DeviceParts, plan: ReadyPlan[GpuCode], inputs: Mapping[int, int], call: HostCall
+    parts: _DeviceParts,
+    plan: ReadyPlan[GpuCode],
+    inputs: Mapping[int, int],
+    call: HostCall,
+    spans: SpanLog | None,
 ) -> Iterator[_DeviceRun]:
     """Hold the buffers that a run needs."""
     arguments = plan.program.arguments
@@ -159,7 +170,7 @@ def _lent(
     if _FLAG_BYTES + _RESULT_BYTES * len(arguments.results) > _SHOWN_BYTES:
         raise Declined(DeclineReason.TOO_LARGE, "results")
     with parts.lend(sizes, call.deadline) as buffers:
-        yield _DeviceRun(parts, plan, inputs, call, buffers, parts.shown(call.deadline))
+        yield _DeviceRun(parts, plan, inputs, call, buffers, parts.shown(call.deadline), spans)
 
 
 @dataclass(slots=True)
@@ -169,6 +180,7 @@ class _DeviceRun:
     Attributes:
         buffers: of the arrays, then of the cells.
         shown: a buffer of the flag and the results.
+        spans: takes what the time goes to; copies are waited for then.
         moved_bytes: copied to and from the device.
     """
 
@@ -178,22 +190,22 @@ class _DeviceRun:
     call: HostCall
     buffers: list[int]
     shown: int
+    spans: SpanLog | None
     moved_bytes: int = 0
 
     def compute(self) -> dict[int, int]:
         """Copy arrays to the device and run all kernels; return the results, by local."""
         parts, results = self.parts, self.plan.program.arguments.results
-        parts.pages.reach(self.plan.program.arguments.arrays, self.call.memory, self.call.deadline)
-        for array, handle in self._arrays():
-            if not array.filled:
-                parts.pages.copy_in(handle, array, self.call)
-                self.moved_bytes += array.size_bytes
+        self._copy_in()
         parts.clean = False
         inputs = [self.inputs[local] for local, _ in self.plan.program.arguments.inputs]
         key = (self.plan, *self.buffers, self.shown, *inputs)
-        parts.launches.run(parts.session, key, self._launches(), self.call)
-        shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(results))
-        parts.session.buffers.read(self.shown, memoryview(shown), self.call.deadline)
+        with measured(self.spans, SpanKind.RUN) as span:
+            launched = parts.launches.run(parts.session, key, self._launches(), self.call)
+            shown = bytearray(_FLAG_BYTES + _RESULT_BYTES * len(results))
+            parts.session.buffers.read(self.shown, memoryview(shown), self.call.deadline)
+            if span is not None:
+                span.amount = launched
         if any(shown[:_FLAG_BYTES]):
             raise Declined(DeclineReason.NOT_A_NUMBER)
         parts.clean = True
@@ -204,13 +216,29 @@ class _DeviceRun:
         }
         return {**computed, **self.plan.program.known}
 
+    def _copy_in(self) -> None:
+        parts = self.parts
+        with measured(self.spans, SpanKind.COPY_IN) as span:
+            parts.pages.reach(self.plan.program.arguments.arrays, self.call.memory, self.call.deadline)
+            for array, handle in self._arrays():
+                if not array.filled:
+                    parts.pages.copy_in(handle, array, self.call)
+                    self.moved_bytes += array.size_bytes
+            if span is not None:
+                parts.pages.finish(self.call.deadline)
+                span.amount = self.moved_bytes
+
     def give_back(self) -> None:
         """Copy to the guest's memory what kernels may have written."""
-        for array, handle in self._arrays():
-            if array.written:
-                self.parts.pages.copy_out(handle, array, self.call)
-                self.moved_bytes += array.size_bytes
-        self.parts.pages.finish(self.call.deadline)
+        before_bytes = self.moved_bytes
+        with measured(self.spans, SpanKind.COPY_OUT) as span:
+            for array, handle in self._arrays():
+                if array.written:
+                    self.parts.pages.copy_out(handle, array, self.call)
+                    self.moved_bytes += array.size_bytes
+            self.parts.pages.finish(self.call.deadline)
+            if span is not None:
+                span.amount = self.moved_bytes - before_bytes
 
     def read_written(self) -> Iterator[tuple[int, bytes]]:
         """Yield where kernels may have written, and what is there now."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
@@ -16,6 +15,7 @@ from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
 from tensorwasm.guest.imports.offload import SERVICE
 from tensorwasm.guest.imports.offload.pace import PollPace
+from tensorwasm.guest.imports.offload.recording import RegionStatistics, SpanLog
 from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.sizes import ReadyPlan
@@ -83,27 +83,6 @@ class OffloadTarget(Protocol[_Plan_contra]):
         """Return what was used of a device, None for nothing."""
 
 
-@dataclass(slots=True)
-class RegionStatistics:
-    """What became of one region's guard."""
-
-    taken: int = 0
-    declined: Counter[PlanRefusal] = field(default_factory=Counter)
-    planned_s: float = 0.0  # to look for plans and to make them
-    taken_s: float = 0.0  # of the runs that were taken
-    moved_bytes: int = 0  # copied for them
-    compared: int = 0  # runs that were made in the guest too
-
-    def add(self, other: RegionStatistics) -> None:
-        """Add another instance's."""
-        self.taken += other.taken
-        self.declined += other.declined
-        self.planned_s += other.planned_s
-        self.taken_s += other.taken_s
-        self.moved_bytes += other.moved_bytes
-        self.compared += other.compared
-
-
 class OffloadService(Generic[_Plan]):
     """The guards' work for one instance. Used by one thread at a time.
 
@@ -123,6 +102,7 @@ class OffloadService(Generic[_Plan]):
         device_statistics: returns what was used of a device, None for nothing.
         drain: called before the instance's memory goes; returns whether the target reaches it no more. None if it does
             so in calls only.
+        spans: takes what the time goes to, None if nobody asks. Regions that are declined are measured then, too.
     """
 
     def __init__(
@@ -133,8 +113,10 @@ class OffloadService(Generic[_Plan]):
         sampler: ShadowSampler,
         costs: RegionCosts | None = None,
         drain: Callable[[], bool] | None = None,
+        spans: SpanLog | None = None,
     ) -> None:
         self.drain = drain
+        self._spans = spans
         self.statistics = [RegionStatistics() for _ in regions]
         self._regions = regions
         self._plans = plans
@@ -161,13 +143,16 @@ class OffloadService(Generic[_Plan]):
 
     def state(self, number: int) -> int:
         """Return what a guard says of its region besides whether it has run: `ON`, `OFF` or `COMPARED`."""
-        if self.compares(number) or number in self._measured:
+        if self.compares(number) or number in self._measured or self._is_watched(number):
             return COMPARED
         return OFF if self.is_off(number) else ON
 
     def compares(self, number: int) -> bool:
         """Return whether a region runs in the guest, to be compared."""
         return self._shadow is not None and self._shadow.number == number
+
+    def _is_watched(self, number: int) -> bool:
+        return self._spans is not None and self._spans.is_in_guest(number)
 
     def compare(self, values: Sequence[int], memory: GuestMemory | None) -> None:
         """Compare a region that has run in the guest with the same elsewhere.
@@ -204,13 +189,13 @@ class OffloadService(Generic[_Plan]):
 
     def has_ended(self, number: int) -> bool:
         """Return whether a guard is called at the end of a run in the guest that is measured, which ends with that."""
-        measured = self._measured.pop(number, None)
-        if measured is None:
-            return False
-        work, began_ns = measured
-        if self._costs is not None:
+        measured, watched = self._measured.pop(number, None), self._is_watched(number)
+        if measured is not None and self._costs is not None:
+            work, began_ns = measured
             self._costs.note_guest(number, work, time.perf_counter_ns() - began_ns)
-        return True
+        if self._spans is not None and watched:
+            self._spans.leave_guest()
+        return measured is not None or watched
 
     def run(self, number: int, values: Sequence[int], call: HostCall) -> list[int] | None:
         """Run a region in another place; return the bits of its outputs, None if it is to run as it is.
@@ -223,30 +208,36 @@ class OffloadService(Generic[_Plan]):
         region, statistics = self._regions[number], self.statistics[number]
         refused = self._refusal(number)
         if refused is not None:
-            statistics.declined[refused] += 1
+            self._decline(number, refused)
             return None
         began_ns = time.perf_counter_ns()
         key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
         plan = self._find(key, call.deadline)
         found_ns = time.perf_counter_ns()
         statistics.planned_s += (found_ns - began_ns) * 1e-9
+        if self._spans is not None:
+            self._spans.add_plan(number, began_ns, found_ns, plan)
         if isinstance(plan, PlanRefusal):
-            statistics.declined[plan] += 1
             self._count_decline(number, plan, began_ns)
+            self._decline(number, plan)
             return None
         work = 0 if self._costs is None else plan.program.arguments.work
         if self._is_faster_here(number, work):
-            statistics.declined[_NOT_WORTH] += 1
+            self._decline(number, _NOT_WORTH)
             return None
+        if self._spans is not None:
+            self._spans.region = number
         moved_bytes = self._target.moved_bytes
         kept: KeptRanges | None = [] if self._sampler.is_due(number) else None
         try:
             results = self._target.run(plan, _inputs(region, values), call, kept)
         except Declined as declined:
-            self._note(key, PlanRefusal(declined.reason, declined.detail), statistics)
+            self._note(key, PlanRefusal(declined.reason, declined.detail))
             return None
         if kept is not None:
             statistics.compared += 1
+            if self._spans is not None:
+                self._spans.enter_guest(number, "compared")
             self._shadow = ShadowRun(number, key, region, values, _outputs(region, values, results), kept)
             return None
         statistics.taken += 1
@@ -298,14 +289,20 @@ class OffloadService(Generic[_Plan]):
             self._left[number] -= DECLINES_FOR_SLOW
         return True
 
-    def _note(self, key: PlanKey, refusal: PlanRefusal, statistics: RegionStatistics) -> None:
+    def _note(self, key: PlanKey, refusal: PlanRefusal) -> None:
         """Count a run that was declined, and remember it unless the next one may be taken."""
-        statistics.declined[refusal] += 1
+        self._decline(key.region, refusal)
         if refusal.reason is DeclineReason.NOT_A_NUMBER:
             self._nans[key] += 1
             if self._nans[key] < MOST_NANS:
                 return
         self._plans.refuse(key, refusal)
+
+    def _decline(self, number: int, refusal: PlanRefusal) -> None:
+        """Count a region that runs as it is."""
+        self.statistics[number].declined[refusal] += 1
+        if self._spans is not None:
+            self._spans.enter_guest(number, refusal.words)
 
 
 def _around(regions: Sequence[LoopRegion]) -> list[int | None]:
@@ -372,6 +369,7 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
             return (0, OFF, *given)
         if service.compares(number):
             service.compare(values, call.memory)
+            service.has_ended(number)
             return (1, service.state(number), *given)
         if service.has_ended(number):
             return (1, service.state(number), *given)

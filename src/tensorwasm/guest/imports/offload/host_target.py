@@ -9,6 +9,7 @@ from functools import cache, partial
 from tensorwasm import settings
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall
+from tensorwasm.guest.imports.offload.recording import SpanKind, SpanLog, measured
 from tensorwasm.offload.codegen.host import LoadedProgram
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
 from tensorwasm.offload.codegen.sizes import ReadyPlan
@@ -20,9 +21,10 @@ class HostTarget:
 
     moved_bytes = 0
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, spans: SpanLog | None = None) -> None:
         """Use a tenant's share of the threads."""
         self._tenant = tenant
+        self._spans = spans
 
     def run(
         self,
@@ -33,7 +35,10 @@ class HostTarget:
     ) -> Mapping[int, int]:
         """Run a plan; raise what `HostCall.check` raises if the guest is to end meanwhile."""
         address, must_end = call.memory.address, partial(_must_end, call)
-        run = _pool().run(plan, address, inputs, call.deadline, must_end, tenant=self._tenant, kept=kept)
+        with measured(self._spans, SpanKind.RUN) as span:
+            run = _pool().run(plan, address, inputs, call.deadline, must_end, tenant=self._tenant, kept=kept)
+            if span is not None:
+                span.amount = 1
         if run.outcome is HostOutcome.NOT_A_NUMBER:
             raise Declined(DeclineReason.NOT_A_NUMBER)
         if run.outcome is HostOutcome.STOPPED:

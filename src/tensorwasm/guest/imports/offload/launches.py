@@ -66,8 +66,8 @@ class PlanLaunches:
         self._may_record = True
         self._kept = 0  # launches of all sequences
 
-    def run(self, session: Session, key: Hashable, launches: Iterator[PlanLaunch], call: HostCall) -> None:
-        """Make all launches.
+    def run(self, session: Session, key: Hashable, launches: Iterator[PlanLaunch], call: HostCall) -> int:
+        """Make all launches; return how many they were.
 
         Args:
             session: the instance's.
@@ -79,8 +79,7 @@ class PlanLaunches:
         if pieces is None:
             taken = list(islice(launches, MOST_LAUNCHES))
             if len(taken) < LEAST_LAUNCHES or len(taken) == MOST_LAUNCHES:
-                _submit(session, chain(taken, launches), call)
-                return
+                return _submit(session, chain(taken, launches), call)
             pieces = self._sequences[key] = _pieces(taken)
             self._kept += _count(pieces)
             while self._kept > MOST_LAUNCHES or len(self._sequences) > MOST_GRAPHS:
@@ -91,6 +90,7 @@ class PlanLaunches:
         for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
             call.check()
             self._run_piece(session, piece, call, again=piece.runs > 0 or following is piece)
+        return sum(len(piece.launches) for piece in pieces)
 
     def forget(self, session: Session, deadline: Deadline) -> None:
         """Release all graphs: buffers that they use are about to be freed."""
@@ -140,11 +140,13 @@ class PlanLaunches:
                 del self._graphs[piece]
 
 
-def _submit(session: Session, launches: Iterable[PlanLaunch], call: HostCall) -> None:
-    for launch in launches:
+def _submit(session: Session, launches: Iterable[PlanLaunch], call: HostCall) -> int:
+    count = 0
+    for count, launch in enumerate(launches, 1):  # noqa: B007 - it is the number of all
         call.check()
         arguments = launch.arguments
         session.kernels.submit(launch.kernel, launch.config, lambda: arguments, None, call.deadline)  # noqa: B023 - called before it returns
+    return count
 
 
 def _count(pieces: Iterable[_LaunchPiece]) -> int:
