@@ -10,7 +10,10 @@ import pytest
 from loops import compile_c
 from tensorwasm import settings
 from tensorwasm.offload.costs import RegionCosts, RunPlace
+from tensorwasm.offload.module import cut_module
 from tensorwasm.runtime.api import comparison
+from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
+from tensorwasm.runtime.offload.mismatches import MismatchRecords
 
 PROGRAM = """
 static double x[256], y[256];
@@ -61,6 +64,20 @@ def test_loops_are_explained_with_their_lines(cli, file):
     ]
     lines = [int(row["line"].rpartition(":")[2]) for row in rows]
     assert [PROGRAM.splitlines()[line - 1].strip()[:3] for line in lines] == ["for", "for", "for"]
+
+
+def test_a_region_that_is_off_because_it_differed_is_explained_with_its_evidence(cli, file, wasm, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_CACHE", str(file.parent / "cache"))
+    monkeypatch.setenv("TENSOR_WASM_KERNEL_CACHE", "64")
+    settings.current.cache_clear()
+    records = MismatchRecords(open_kernel_folder(), "7", cut_module(wasm).lone)
+    records.add(1, '{"region": 1}')
+    records.add(1, '{"region": 1, "outputs": []}')
+    axpy = json.loads(cli("offload", "explain", file, "--tenant", "7", "--output", "json").out)[1]
+    assert axpy["reason"] == "differed"
+    assert axpy["detail"].endswith("found 2 times")
+    assert axpy["evidence"] == [{"region": 1}, {"region": 1, "outputs": []}]
+    assert "differed" not in cli("offload", "explain", file).out
 
 
 def test_loops_are_explained_as_text(cli, file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import select
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from loops import compile_c
 from tensorwasm import settings
+from tensorwasm.guest.imports.offload import shadow
 from tensorwasm.offload.codegen.sizes import MadePlan
 from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.offload.declined import DeclineReason
@@ -22,8 +24,11 @@ from tensorwasm.offload.module import cut_module
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import Deployer
+from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder
+from tensorwasm.runtime.invoke.offloading import Offloading
 from tensorwasm.runtime.offload import compiler, plan_job, plan_service, tenant_threads
 from tensorwasm.runtime.offload.compiler import OffloadCompiler
+from tensorwasm.runtime.offload.mismatches import MOST_KEPT, MismatchRecords
 from tensorwasm.runtime.offload.plan_job import PlanJob, encode
 from tensorwasm.runtime.offload.tenant_threads import TenantThreads
 
@@ -243,6 +248,59 @@ def test_a_second_runtime_makes_nothing(wasm, kept):
             function.invoke("axpy", (152, 2.0))
             assert [each.taken for each in function.offloading.statistics] == [1, 0, 0, 1, 0, 0]
             assert runtime.offload_compiler.plans.made == made
+
+
+def make_wrong(monkeypatch):
+    """Have plans made for fewer elements than there are."""
+    request = Offloading._request
+
+    def ask_for_fewer(offloading, target, codes, key):
+        fewer = tuple(n - 8 if n == 152 else n for n in key.integers)
+        return request(offloading, target, codes, key._replace(integers=fewer))
+
+    monkeypatch.setattr(Offloading, "_request", ask_for_fewer)
+
+
+def call_last(runtime, wasm, tenant="default"):
+    function = runtime.load(wasm, offload="cpu", offload_waits=True, tenant=tenant)
+    use = function.invoke("last", (152,), tenant=tenant).offload
+    return use.taken, use.compared, "differed" in dict(use.declined)
+
+
+def test_a_region_that_differed_is_off_for_its_tenant_in_all_processes_and_later_ones(wasm, kept, monkeypatch):
+    monkeypatch.setenv("TENSOR_WASM_OFFLOAD_SHADOW", "1")
+    settings.current.cache_clear()
+    monkeypatch.setattr(shadow, "LOOK_S", 0.0)
+    with Runtime("emulator") as one, Runtime("emulator") as other, monkeypatch.context() as wrongly:
+        make_wrong(wrongly)
+        beside = other.load(wasm, offload="cpu", offload_waits=True)
+        assert beside.invoke("axpy", (100, 1.5)).offload.compared == 1
+        assert call_last(one, wasm) == (0, 1, False)
+        assert "differed" in dict(beside.invoke("last", (152,)).offload.declined)
+        assert "differed" not in dict(beside.invoke("axpy", (100, 1.5)).offload.declined)
+    with Runtime("emulator") as later:
+        later.accounts.register("other", 1 << 20)
+        assert call_last(later, wasm) == (0, 0, True)
+        assert call_last(later, wasm, "other") == (0, 1, False)
+
+
+def test_mismatches_of_a_region_are_counted_and_the_latest_are_kept(lone, kept):
+    for number in range(MOST_KEPT + 3):
+        MismatchRecords(open_kernel_folder(), "default", [lone]).add(0, json.dumps(number))
+    found = MismatchRecords(open_kernel_folder(), "default", [lone]).find(0)
+    assert (found.count, found.evidence) == (MOST_KEPT + 3, ("3", "4", "5", "6"))
+    assert MismatchRecords(None, "default", [lone]).find(0) is None
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_a_record_that_this_machine_did_not_sign_switches_nothing_off(lone, kept, change):
+    MismatchRecords(open_kernel_folder(), "default", [lone]).add(0, "{}")
+    (file,) = kept.iterdir()
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:] if change > 0 else data[:change])
+    file.chmod(0o400)
+    assert not MismatchRecords(open_kernel_folder(), "default", [lone]).is_off(0)
 
 
 def test_loops_run_as_they_are_until_their_code_is_ready(wasm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -12,6 +13,7 @@ from tensorwasm.cli.local.snapshot import parse_call
 from tensorwasm.cli.options import Args, Argument, Export, Option, for_typer, read_bytes
 from tensorwasm.cli.output import Output, print_json, print_record, print_table
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge
+from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from tensorwasm.guest.imports.offload.recording import RegionStatistics
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from tensorwasm.offload.plan_cache import PlanKey
     from tensorwasm.runtime.api.comparison import SandboxRun
     from tensorwasm.runtime.invoke.offloading import Offloading
+    from tensorwasm.runtime.offload.mismatches import MismatchRecords
     from tensorwasm.values import Limits, OffloadMode
 
 app = typer.Typer(name="offload", help="Loops of a module on all cores or a GPU.", no_args_is_help=True)
@@ -42,6 +45,7 @@ Repeat = Annotated[int, Option(help="How often to call the function.", min=1)]
 PlannedArgs = Annotated[
     str | None, Option(metavar="JSON", help="Make a call with these arguments, and say how its loops run in parallel.")
 ]
+Tenant = Annotated[str, Option(metavar="NAME", help="Whose module it is, as the service's workers call the tenant.")]
 Kernels = Annotated[bool, Option(help="With --args: the PTX of these loops, too.")]
 
 _ARCHITECTURE: Final = (9, 0)
@@ -60,6 +64,7 @@ def explain_loops(
     args: PlannedArgs = None,
     setup: Setup = None,
     ptx: Kernels = False,
+    tenant: Tenant = DEFAULT_TENANT,
     timeout: Timeout = None,
     memory: Memory = None,
     output: Output = "text",
@@ -67,13 +72,18 @@ def explain_loops(
     """List the loops of a module: nests that may run elsewhere, and loops that do not, with the reason.
 
     Whether a nest does is decided when a call reaches it, for the sizes that it has then: with --args, a call is made,
-    and for each nest that it reaches follows how it runs in parallel, or why it does not.
+    and for each nest that it reaches follows how it runs in parallel, or why it does not. Nests that are off on this
+    machine, because a run of them differed from WebAssembly, are shown with how often that was found.
     """
     from tensorwasm.offload.explain import explain  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder  # noqa: PLC0415 - the same
+    from tensorwasm.runtime.offload.mismatches import MismatchRecords  # noqa: PLC0415 - the same
 
     wasm = _read(file)
-    rows = [_explained(loop) for loop in explain(wasm, cut_module(wasm))]
+    cut = cut_module(wasm)
+    records = MismatchRecords(open_kernel_folder(), tenant, cut.lone)
+    rows = [_explained(loop) | _mismatches(records, loop.region) for loop in explain(wasm, cut)]
     plans = (
         [] if args is None else _plans(file, wasm, (export, args, setup or []), read_limits(timeout, memory), ptx=ptx)
     )
@@ -177,6 +187,18 @@ def _explained(loop: ExplainedLoop) -> dict[str, Any]:
         "reason": None if loop.reason is None else loop.reason.name.lower(),
         "detail": None if loop.reason is None else str(Declined(loop.reason, loop.detail)),
     }
+
+
+def _mismatches(records: MismatchRecords, region: int | None) -> dict[str, Any]:
+    """Return why a region is off because of what is kept on this machine; nothing if it is not."""
+    from tensorwasm.offload.declined import DeclineReason  # noqa: PLC0415 - keeps --help quick
+
+    found = None if region is None else records.find(region)
+    if found is None:
+        return {}
+    reason = DeclineReason.DIFFERED
+    evidence = [json.loads(each) for each in found.evidence]
+    return {"reason": reason.name.lower(), "detail": f"{reason.value}: found {found.count} times", "evidence": evidence}
 
 
 def _plans(

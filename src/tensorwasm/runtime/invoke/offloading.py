@@ -74,7 +74,8 @@ class Offloading:
         compiler.urgent |= waits
         self._tenant = tenant
         self._waits = waits
-        self._sampler = ShadowSampler(module, len(self.regions), settings.current().offload_shadow)
+        records = compiler.records(tenant, cut)
+        self._sampler = ShadowSampler(module, len(self.regions), settings.current().offload_shadow, records)
         self._lock = threading.Lock()
         self._host_plans = self._plans(host_processor(), LoadedProgram)
         self._device_plans: dict[tuple[int, int], PlanCache[MadePlan, ReadyPlan[GpuCode]]] = {}

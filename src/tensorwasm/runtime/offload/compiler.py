@@ -20,6 +20,7 @@ from tensorwasm.runtime.offload.tenant_threads import TenantThreads
 
 if TYPE_CHECKING:
     from tensorwasm.offload.module import CutModule
+    from tensorwasm.runtime.offload.mismatches import MismatchRecords
     from tensorwasm.runtime.offload.plan_job import PlanJob
     from tensorwasm.runtime.offload.plan_service import PlanFinder, PlanSource
 
@@ -109,6 +110,13 @@ class OffloadCompiler:
             if store is not None:
                 store.put(name, encode(found))
         return found
+
+    def records(self, tenant: str, cut: CutModule) -> MismatchRecords:
+        """Return the records of a tenant's module, on the disk."""
+        from tensorwasm.runtime.deploy.kernel_folder import open_kernel_folder  # noqa: PLC0415 - slow to import
+        from tensorwasm.runtime.offload.mismatches import MismatchRecords  # noqa: PLC0415 - the same
+
+        return MismatchRecords(open_kernel_folder(), tenant, cut.lone)
 
     def close(self) -> None:
         """End what is being made, and the processes. Idempotent."""

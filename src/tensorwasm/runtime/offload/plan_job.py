@@ -75,25 +75,34 @@ class PlanOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         fingerprint: of the plan's code; empty for a refusal.
         code: encoded; None for a refusal, and if it is known or kept elsewhere.
         passing: whether another process may not meet this refusal.
+        analysed_ns: time that making the plan took, but for its code; 0 for one that was kept.
+        compiled_ns: the same for its code.
     """
 
     plan: bytes
     fingerprint: bytes = b""
     code: bytes | None = None
     passing: bool = False
+    analysed_ns: int = 0
+    compiled_ns: int = 0
 
     @classmethod
     def of(cls, found: object) -> PlanOutcome:
         """Return a `MadePlan` or a `PlanRefusal` as this."""
         if isinstance(found, MadePlan):
             code = None if found.code is None else encode(found.code)
-            return cls(encode(replace(found, code=None, analysed_ns=0, compiled_ns=0)), found.fingerprint, code)
+            plan = encode(replace(found, code=None, analysed_ns=0, compiled_ns=0))
+            times = {"analysed_ns": found.analysed_ns, "compiled_ns": found.compiled_ns}
+            return cls(plan, found.fingerprint, code, **times)
         return cls(encode(found), passing=isinstance(found, PlanRefusal) and found.reason in _PASSING)
 
     def read(self) -> Any:
         """Return the `MadePlan` or the `PlanRefusal`; raise what `decode` does."""
         found = decode(self.plan)
-        return found if self.code is None else replace(found, code=decode(self.code))
+        if isinstance(found, MadePlan):
+            times = {"analysed_ns": self.analysed_ns, "compiled_ns": self.compiled_ns}
+            return replace(found, code=None if self.code is None else decode(self.code), **times)
+        return found
 
 
 _jobs: Final = msgspec.msgpack.Decoder(PlanJob)

@@ -95,7 +95,7 @@ class PlanFinder:
         if self._store is not None and not found.passing:
             if found.code is not None:
                 self._store.put(job.code_name(found.fingerprint), found.code)
-            self._store.put(name, pack(msgspec.structs.replace(found, code=None)))
+            self._store.put(name, pack(msgspec.structs.replace(found, code=None, analysed_ns=0, compiled_ns=0)))
         return found
 
     def _read(self, name: bytes, job: PlanJob) -> PlanOutcome | None:

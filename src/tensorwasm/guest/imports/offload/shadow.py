@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorwasm.artifacts.hashing import blake3
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tensorwasm.offload.analysis.regions import LoopRegion
     from tensorwasm.offload.plan_cache import PlanKey
 
+LOOK_S: Final = 5.0
+"""How long a region may still run after another process has found a run of it that differs."""
 _MOST_RANGES: Final = 4
 _MOST_NUMBERS: Final = 32
 """Of both, what is shown has less than `tensorwasm.values.MOST_EVIDENCE` characters."""
@@ -32,6 +35,16 @@ KeptRanges = list[tuple[int, bytes]]
 _log: Final = logging.getLogger(__name__)
 
 
+class SwitchedOff(Protocol):
+    """The regions of a module that are off because a run differed, in this process or another one. Thread-safe."""
+
+    def is_off(self, region: int) -> bool:
+        """Return whether a region is."""
+
+    def add(self, region: int, evidence: str) -> None:
+        """Switch a region off."""
+
+
 class ShadowSampler:
     """Which runs of a module's regions are compared, and which regions are off because one differed. Thread-safe.
 
@@ -39,13 +52,16 @@ class ShadowSampler:
         module: BLAKE3 of the module.
         regions: how many there are.
         every: of so many runs of a region one is compared; 0 for none.
+        records: what other processes know too, asked every `LOOK_S`; None if there is no such thing.
     """
 
-    def __init__(self, module: bytes, regions: int, every: int) -> None:
+    def __init__(self, module: bytes, regions: int, every: int, records: SwitchedOff | None = None) -> None:
         self.module = module
         self._every = every
         self._runs = [itertools.count(1) for _ in range(regions)]
         self._off: set[int] = set()
+        self._records = records
+        self._looks_s = [-math.inf] * regions  # when each was last asked for
 
     def is_due(self, number: int) -> bool:
         """Count a run of a region; return whether it is to be compared."""
@@ -53,11 +69,20 @@ class ShadowSampler:
 
     def is_off(self, number: int) -> bool:
         """Return whether a run of a region differed."""
+        if number in self._off:
+            return True
+        if self._records is None or (now_s := time.monotonic()) < self._looks_s[number] + LOOK_S:
+            return False
+        self._looks_s[number] = now_s
+        if self._records.is_off(number):
+            self._off.add(number)
         return number in self._off
 
     def switch_off(self, number: int, evidence: str) -> None:
-        """Have a region run in the guest alone from now on, and log why."""
+        """Have a region run in the guest alone from now on, in all processes, and log why."""
         self._off.add(number)
+        if self._records is not None:
+            self._records.add(number, evidence)
         _log.error("a region that ran elsewhere differed from WebAssembly and is off: %s", evidence)
 
 
