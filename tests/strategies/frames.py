@@ -115,6 +115,7 @@ from_worker = st.one_of(
         names,
         st.dictionaries(words, words | counts, max_size=3),
         few(st.builds(frames.TrapFrame, counts, names, counts, names, counts)),
+        st.none() | st.builds(frames.OffloadUsage, counts, counts, seconds, counts, few(counts), few(names)),
     ),
     st.builds(frames.SickFrame, names),
     st.builds(frames.WishFrame, st.dictionaries(tenants, st.integers(1, MAX_WEIGHT), max_size=3)),

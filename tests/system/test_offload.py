@@ -29,6 +29,7 @@ void EXPORT(steps)(int t, int n) {
     for (int i = 1; i < n - 1; i++) x[i] = y[i - 1] * 0.25;
   }
 }
+void EXPORT(fail)(int n) { for (int i = 0; i < n; i++) x[i] += 2 * i; __builtin_trap(); }
 void EXPORT(chain)(int n) { for (int i = 1; i < n; i++) y[i] += y[i - 1]; }
 void EXPORT(say)(int n) { for (int i = 0; i < n; i++) x[i] += 2 * i; emit(x, 8 * n); }
 """
@@ -194,6 +195,16 @@ def test_a_deadline_ends_a_loop_in_time(client, wasm, mode, limit_ms):
         assert answer.json()["error"]["kind"] == "invoke_timeout", answer.text
         assert time.monotonic() - began_s < SOON_S
     assert invoke(client, function, "last", COUNT).json()["result"] == [LAST]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loops_of_a_call_that_traps_are_counted(client, wasm, mode):
+    function = deploy(client, wasm, offload=mode)
+    ends_s = time.monotonic() + READY_S
+    while not figure(client, "taken", function):
+        assert time.monotonic() < ends_s, client.get("/metrics").text
+        assert invoke(client, function, "fail", COUNT).json()["error"]["kind"] == "wasmtime"
+    assert figure(client, "seconds", function) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -45,12 +45,15 @@ class TensorWasmError(Exception):
         exit_code: of the command line.
         retryable: whether the same request may succeed later. It may have had effects already, and only the caller
             knows whether these may happen twice; so nothing here retries on its own.
+        offload: what became of the loops of the guest that it ended, a `tensorwasm.values.OffloadUse`; None if they
+            were not to run elsewhere.
     """
 
     kind: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    offload: object = None
 
     def __init_subclass__(
         cls,

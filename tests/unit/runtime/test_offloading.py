@@ -39,6 +39,8 @@ double EXPORT(sum)(int n) { double s = 0; for (int i = 0; i < n; i++) { y[i] *= 
 int EXPORT(last)(int n) { int at = 0; for (int i = 0; i < n; i++) { k[i] += 3; at = 5 * i; } return at; }
 void EXPORT(chain)(int n) { for (int i = 1; i < n; i++) y[i] += y[i - 1]; }
 void EXPORT(divide)(int n, double a) { for (int i = 0; i < n; i++) y[i] = x[i] / a; }
+void EXPORT(fail)(int n) { for (int i = 0; i < n; i++) y[i] = x[i] * 2; __builtin_trap(); }
+void EXPORT(endless)(int n) { for (int i = 0; i < n; i++) y[i] = x[i] * 3; for (volatile int i = 0; i < 2;) i = 1; }
 void EXPORT(steps)(int t, int n) {
   for (int s = 0; s < t; s++) {
     for (int i = 1; i < n - 1; i++) y[i] = x[i - 1] + x[i + 1];
@@ -197,6 +199,23 @@ def test_what_a_call_did_is_told_with_its_outcome(runtime, wasm, mode):
     assert 0 < outcome.offload_s < outcome.elapsed_s
     assert (outcome.gpu is not None and outcome.gpu.kernels_launched > 0) == (mode == "gpu")
     assert runtime.load(wasm).invoke("sum", (100,)).offload is None
+
+
+@pytest.mark.parametrize("mode", ["cpu", "gpu"])
+def test_what_a_call_did_that_fails_is_told_with_its_error(runtime, wasm, mode):
+    function = runtime.load(wasm, offload=mode, offload_waits=True)
+    with pytest.raises(GuestTrap) as trapped:
+        function.invoke("fail", (100,))
+    assert (trapped.value.offload.taken, trapped.value.offload.declined) == (1, ())
+    with pytest.raises(GuestTrap) as trapped:
+        function.invoke("axpy", (1_000_000, 1.5))
+    assert trapped.value.offload.declined == (("out_of_bounds", 1),)
+    with pytest.raises(InvokeTimeout) as late:
+        function.invoke("endless", (100,), deadline=Deadline.after(1.5))
+    assert late.value.offload.taken == 1
+    with pytest.raises(GuestTrap) as trapped:
+        runtime.load(wasm).invoke("fail", (100,))
+    assert trapped.value.offload is None
 
 
 @pytest.mark.parametrize("mode", ["cpu", "gpu"])

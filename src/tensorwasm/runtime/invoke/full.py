@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorwasm import settings
-from tensorwasm.errors import CapacityExhausted, GuestError, GuestExit, InternalError
+from tensorwasm.errors import CapacityExhausted, GuestError, GuestExit, InternalError, TensorWasmError
 from tensorwasm.guest.imports import CudaService
 from tensorwasm.guest.imports.offload import SERVICE
 from tensorwasm.guest.native.session_layouts import return_layout, take_layout
@@ -51,9 +51,14 @@ def run_full(
     Arguments and errors are those of `tensorwasm.runtime.Function.invoke`. `announce` is given what ends the guest,
     before its start function runs; it then traps as ``cancelled``.
     """
-    with open_sandbox(call, on_device=on_device, announce=announce) as (instance, session):
-        values, exit_code = call_export(instance, call.export, call.args, call.ends)
-        return call.outcome(values, exit_code, written(instance), session)
+    try:
+        with open_sandbox(call, on_device=on_device, announce=announce) as (instance, session):
+            values, exit_code = call_export(instance, call.export, call.args, call.ends)
+            return call.outcome(values, exit_code, written(instance), session)
+    except TensorWasmError as error:
+        if call.offload is not None:
+            error.offload = call.offload.use()
+        raise
 
 
 @contextmanager

@@ -302,6 +302,7 @@ class FailedFrame(WorkerFrame, frozen=True):
     # What an error of that kind carries, by name.
     details: dict[Word, Word | Count] = msgspec.field(default_factory=dict)
     stack: Annotated[tuple[TrapFrame, ...], Meta(max_length=MAX_FRAMES)] = ()  # of a trap, innermost first
+    offload: OffloadUsage | None = None
 
 
 class NoKernelFrame(WorkerFrame, frozen=True):

@@ -99,7 +99,8 @@ def describe_error(request: int, error: BaseException) -> FailedFrame:
     carried = _pick(error, (name for name, _ in _carried(type(error))))
     details = {name: value[:_WORD_CHARACTERS] if isinstance(value, str) else value for name, value in carried.items()}
     stack = error.backtrace if isinstance(error, GuestTrap) else ()
-    return FailedFrame(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)))
+    use = _describe_offload(error.offload) if isinstance(error.offload, OffloadUse) else None
+    return FailedFrame(request, error.kind, clean(error.message), details, tuple(map(_describe_frame, stack)), use)
 
 
 def _describe_frame(frame: Frame) -> TrapFrame:
@@ -128,6 +129,8 @@ def rebuild_error(failed: FailedFrame) -> TensorWasmError:
         )
     elif failed.stack:
         raise BrokenFrame(f"a {failed.kind} with a stack")
+    if failed.offload is not None:
+        error.offload = _rebuild_offload(failed.offload)
     return error
 
 

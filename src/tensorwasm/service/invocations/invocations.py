@@ -291,7 +291,7 @@ class Invocations:
         """Send a call that has a turn to a worker; the turn ends with the call, or when this raises."""
 
         def finish(outcome: Invocation | BaseException | None) -> None:
-            turn.outcome = outcome if isinstance(outcome, Invocation) else None
+            turn.settle(outcome)
             self.turns.end(turn, resolved, request)
 
         call = DeviceCall(resolved.record.id, finish)
@@ -338,7 +338,8 @@ class Invocations:
                 yield stream
             finally:
                 await stream.leave()
-                turn.outcome, turn.sent_bytes = stream.result, stream.sent_bytes
+                turn.settle(stream.result)
+                turn.sent_bytes = stream.sent_bytes
         finally:
             self.turns.end(turn, resolved, request)
 

@@ -181,11 +181,11 @@ class GuestStream:
             raise
 
     @property
-    def result(self) -> Invocation | None:
-        """The guest's result without its output; None if it failed or has not ended."""
-        if not self._pending.done() or self._pending.cancelled() or self._pending.exception() is not None:
+    def result(self) -> Invocation | BaseException | None:
+        """The guest's result without its output, or its error; None if it was cancelled or has not ended."""
+        if not self._pending.done() or self._pending.cancelled():
             return None
-        return self._pending.result()
+        return self._pending.exception() or self._pending.result()
 
     async def leave(self) -> None:
         """Stop reading, end the guest, and wait until it has ended."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tensorwasm.errors import TensorWasmError
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.service.admission.admission import Admission, Admitted, GuestClass, Permit
 from tensorwasm.service.functions.loading import Resolved
@@ -34,12 +35,27 @@ class Counts:
 
 @dataclass(slots=True)
 class GuestTurn:
-    """An invocation on a thread or in a worker: its outcome, streamed bytes, and when its guest was submitted."""
+    """An invocation on a thread or in a worker.
+
+    Attributes:
+        outcome: its result; None if it failed, or has none yet.
+        sent_bytes: of its output, what was streamed.
+        began_s: when its guest was submitted.
+        offload: what became of its loops, whether it failed or not.
+    """
 
     permit: Permit
     outcome: Invocation | None = None
     sent_bytes: int = 0
     began_s: float | None = None
+    offload: OffloadUse | None = None
+
+    def settle(self, outcome: Invocation | BaseException | None) -> None:
+        """Note how the invocation has ended: with a result, an error, or because nobody waits for it."""
+        if isinstance(outcome, Invocation):
+            self.outcome, self.offload = outcome, outcome.offload
+        elif isinstance(outcome, TensorWasmError) and isinstance(outcome.offload, OffloadUse):
+            self.offload = outcome.offload
 
 
 class GuestTurns:
@@ -104,6 +120,8 @@ class GuestTurns:
     def _settle(self, tenant: int, resolved: Resolved, request: InvocationRequest, turn: GuestTurn) -> float | None:
         """Count an invocation's usage; return its milliseconds, None if its guest did not begin."""
         outcome, given_bytes = turn.outcome, len(request.input) + len(request.stdin)
+        if turn.offload is not None:
+            self.note_offload(tenant, resolved.record.id, turn.offload)
         if outcome is not None:
             self._counts.chunks += len(outcome.chunks)
             spent_s, sent_bytes = outcome.elapsed_s, sent_bytes_of(outcome) + turn.sent_bytes
@@ -111,8 +129,6 @@ class GuestTurns:
             on_device = launches > 0
             if on_device:
                 self.observe(outcome.device_s + outcome.offload_s)
-            if outcome.offload is not None:
-                self.note_offload(tenant, resolved.record.id, outcome.offload)
         elif turn.began_s is not None:
             spent_s, sent_bytes, launches = time.perf_counter() - turn.began_s, turn.sent_bytes, 0
             on_device = resolved.on_device

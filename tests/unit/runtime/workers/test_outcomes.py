@@ -31,6 +31,9 @@ MADE = {
 }
 
 
+USE = OffloadUse(3, 1, 0.5, 1 << 40, (("busy", 2), ("sequential", 1)), ('{"region": 7}',))
+
+
 def leaves(error=errors.TensorWasmError):
     return [error] if not error.__subclasses__() else [leaf for each in error.__subclasses__() for leaf in leaves(each)]
 
@@ -117,11 +120,16 @@ def test_a_message_has_no_control_characters_and_an_end():
     assert len(rebuild_error(describe_error(1, errors.InternalError("x" * 9999))).message) == errors.MAX_MESSAGE
 
 
+def test_an_error_crosses_with_what_became_of_loops():
+    failed = errors.GuestTrap("unreachable executed", "unreachable")
+    failed.offload = USE
+    assert rebuild_error(crossed(describe_error(1, failed))).offload == USE
+
+
 @pytest.mark.parametrize("cut", [(False, False), (True, False), (False, True)])
 def test_a_result_crosses_whole(cut):
     gpu = SessionStatistics(kernels_launched=2, abandoned=True)
-    use = OffloadUse(3, 1, 0.5, 1 << 40, (("busy", 2), ("sequential", 1)), ('{"region": 7}',))
-    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut, 0.125, use)
+    result = Invocation("f", (1, -2.5), ("i64", "f64"), 0, b"out", b"err", (b"a", b"b"), 0.25, gpu, *cut, 0.125, USE)
     arrived = crossed(describe_result(1, result))
     assert rebuild_result(arrived, "f", b"out", b"err", (b"a", b"b")) == result
 
