@@ -79,8 +79,9 @@ lock:  ## renew requirements-dev.lock (needs uv)
 	@{ head -1 requirements-dev.lock; uv pip compile -q --universal --all-extras --python-version 3.11 --no-header --no-emit-index-url --no-annotate pyproject.toml; } > requirements-dev.lock.new
 	@mv requirements-dev.lock.new requirements-dev.lock
 
-fuzz: $(VENV)/.dev  ## damage inputs, SECONDS_EACH=60 for each target
-	@for target in tests/fuzz/fuzz_*.py; do echo "== $$target"; $(BIN)/python $$target --seconds $(or $(SECONDS_EACH),60) || exit 1; done
+fuzz: $(VENV)/.dev  ## damage inputs, SECONDS_EACH=60 for each target, and offload 10,000 programs (LOOP_PROGRAMS)
+	@mkdir -p build; $(BIN)/python tests/fuzz/fuzz_loops.py --programs $(or $(LOOP_PROGRAMS),10000) --kept build/fuzz_loops.json
+	@for target in $(filter-out %/fuzz_loops.py,$(wildcard tests/fuzz/fuzz_*.py)); do echo "== $$target"; $(BIN)/python $$target --seconds $(or $(SECONDS_EACH),60) || exit 1; done
 
 docs: $(VENV)/.dev  ## regenerate the documents and interfaces made from code
 	@$(BIN)/python tools/generate_abi.py

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 SOURCES = (
+    "bench/guests/offload",
     "examples",
     "pyproject.toml",
     "src",
@@ -43,7 +44,8 @@ class Suite:
 
     Attributes:
         name: of the log.
-        command: arguments after the interpreter; ``{report}`` stands for a JSON file beside the report.
+        command: arguments after the interpreter; ``{report}`` stands for a JSON file beside the report, ``{kept}`` for
+            one beside the logs, where a suite that is run again finds what it had done.
         limit_s: after which it is killed, with all processes that it started.
         tests: whether it writes a JUnit file.
     """
@@ -58,8 +60,10 @@ class Suite:
 HANGS = ("--timeout", "120", "--timeout-method", "thread", "-o", "faulthandler_timeout=60")
 PYTEST = ("-m", "pytest", "-q", "--require-gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", *HANGS)
 SPREAD = ("-n", "8", "--dist", "worksteal")
-# The GPU's own tests are a suite of their own; stores of artifacts use no GPU.
-WITHOUT = ("--ignore=tests/conformance/cuda", "--ignore=tests/conformance/artifacts")
+# The GPU's own tests and offloaded loops are suites of their own; stores of artifacts use no GPU.
+WITHOUT = tuple(f"--ignore=tests/conformance/{folder}" for folder in ("cuda", "artifacts", "offload"))
+BENCH = ("-m", "tensorwasm.cli", "bench")
+ON_GPU = ("--device", "cuda", "--json", "{report}")
 SUITES = (
     Suite("doctor", ("-m", "tensorwasm.cli", "doctor", "--device", "cuda"), 60, tests=False),
     Suite(
@@ -73,12 +77,15 @@ SUITES = (
         600,
     ),
     Suite("cuda", (*PYTEST, "tests/conformance/cuda"), 600),
+    Suite("offload-loops", (*PYTEST, *SPREAD, "tests/conformance/offload/test_devices.py"), 600),
+    Suite("offload", (*BENCH, "offload", "--size", "large", "--resume", "{kept}", *ON_GPU), 595, tests=False),
+    Suite("offload-kernels", (*BENCH, "offload-kernels", *ON_GPU), 595, tests=False),
     # A little more than half of them are accepted and run.
     Suite("guard", ("tools/guard_exam.py", "--kernels", "15000", "--report", "{report}"), 595, tests=False),
     Suite("guard-cost", ("tools/guard_bench.py", "--report", "{report}"), 595, tests=False),
     Suite("programs", ("tools/straight_lines.py", "--report", "{report}"), 590, tests=False),
     *(
-        Suite(name, ("-m", "tensorwasm.cli", "bench", name, "--device", "cuda", "--json", "{report}"), 180, tests=False)
+        Suite(name, (*BENCH, name, *ON_GPU), 180, tests=False)
         for name in ("job", "dispatch", "memory", "quota", "shares", "tenants", "waiting")
     ),
 )
@@ -102,8 +109,12 @@ def run(suite: Suite, out: Path, device: str) -> Outcome:
     logs = out / "gpu-logs"
     logs.mkdir(parents=True, exist_ok=True)
     log, junit = logs / f"{suite.name}.log", logs / f"{suite.name}.xml"
-    command = [word.replace("{report}", str(out / f"{suite.name}-{device}.json")) for word in suite.command]
-    command = [sys.executable, *command, *((f"--junit-xml={junit}",) if suite.tests else ())]
+    files = {"{report}": str(out / f"{suite.name}-{device}.json"), "{kept}": str(logs / f"{suite.name}-kept.json")}
+    command = [
+        sys.executable,
+        *(files.get(word, word) for word in suite.command),
+        *((f"--junit-xml={junit}",) if suite.tests else ()),
+    ]
     start = time.monotonic()
     with log.open("w") as lines:
         code = await_end(

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import gpu_suite
+from tensorwasm.bench import BENCHMARKS
 
 DEVICE = {"name": "a GPU"}
 
@@ -41,6 +42,22 @@ def test_a_change_of_the_sources_changes_the_digest(tmp_path, change):
     assert gpu_suite.digest_sources(tmp_path) == before
     (tmp_path / change).write_text("two")
     assert gpu_suite.digest_sources(tmp_path) != before
+
+
+def test_a_suite_that_is_run_again_finds_what_it_had_done(tmp_path):
+    code = (
+        "import sys; _, report, kept = sys.argv; open(kept, 'a').write('.'); open(report, 'w').write(open(kept).read())"
+    )
+    suite = gpu_suite.Suite("one", ("-c", code, "{report}", "{kept}"), 60, tests=False)
+    assert [gpu_suite.run(suite, tmp_path, "gpu").ok for _ in range(2)] == [True, True]
+    assert (tmp_path / "one-gpu.json").read_text() == ".."
+
+
+def test_suites_name_benchmarks_and_tests_that_there_are():
+    for suite in gpu_suite.SUITES:
+        words = [word.removeprefix("--ignore=") for word in suite.command]
+        assert all((gpu_suite.ROOT / word).exists() for word in words if word.startswith(("tests/", "tools/")))
+        assert "bench" not in words or suite.name == words[words.index("bench") + 1] in BENCHMARKS
 
 
 def test_a_suite_that_hangs_is_killed_with_its_children():

@@ -19,7 +19,7 @@ from tensorwasm.offload.analysis.regions import DeclinedLoop, LoopRegion, find_r
 from tensorwasm.offload.codegen.host import LoadedProgram, compile_for_host
 from tensorwasm.offload.codegen.host_pool import HostOutcome, HostPool
 from tensorwasm.offload.codegen.sizes import LoadedCodes, make_plan, with_sizes
-from tensorwasm.offload.declined import Declined
+from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.nest import Nest
 from tensorwasm.offload.program import NestProgram
 from tensorwasm.offload.scheduling.plan import plan
@@ -97,6 +97,18 @@ class Judgement:
 
     def count(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1
+
+    def add(self, other: Judgement) -> None:
+        for reason, count in other.declined.items():
+            self.declined[reason] = self.declined.get(reason, 0) + count
+        self.nests += other.nests
+        self.programs += other.programs
+        self.codes += other.codes
+        self.wrong += other.wrong
+
+    def reasons(self) -> set[str]:
+        """Return the names of the reasons, whichever part has declined."""
+        return {key.partition(": ")[2] for key in self.declined}
 
     def blame(self, part: str, message: object) -> None:
         self.wrong.append(f"{part}: {message}")
@@ -262,7 +274,7 @@ class Judge:
             made.decline(name, declined)
             return
         if found is None:
-            made.count(f"{name}: NaN")
+            made.count(f"{name}: {DeclineReason.NOT_A_NUMBER.name}")
             if memory != visit.memory_before:
                 made.blame(name, "memory has changed, though a NaN was made")
             elif not trace.has_nan:
@@ -319,17 +331,24 @@ def _unequal(one: bytes | bytearray, other: bytes | bytearray) -> Iterator[int]:
     return (at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
 
-def wrong_functions(pipeline: Pipeline, seed: int, count: int) -> Iterator[str]:
-    """Yield the text of each random function of a seed that is offloaded wrong, and what is wrong, as C."""
+def judge_functions(pipeline: Pipeline, seed: int, count: int) -> Iterator[tuple[str, Judgement]]:
+    """Yield each random function of a seed as C, with what is wrong if anything is, and what became of two calls."""
     level = LEVELS[seed % len(LEVELS)]
     texts = functions(seed, count)
     wasm = compile_c(head() + "".join(texts), level)
     judge = Judge(pipeline, wasm, memory_after_init(wasm))
     for number, text in enumerate(texts):
+        name, total, call = f"f{number}", Judgement(), ""
         for chosen in range(2):
             given = arguments((seed * count + number) * 2 + chosen)
-            name = f"f{number}"
             judgement = judge.judge(name, as_bits(judge.signature(name)[0], given), seed=chosen)
+            total.add(judgement)
             if judgement.wrong:
-                yield f"{head()}{text}// run: {name}{given} at {level}\n// wrong: {judgement.wrong}\n"
+                call = f"// run: {name}{given} at {level}\n// wrong: {judgement.wrong}\n"
                 break
+        yield f"{head()}{text}{call}", total
+
+
+def wrong_functions(pipeline: Pipeline, seed: int, count: int) -> Iterator[str]:
+    """Yield the text of each random function of a seed that is offloaded wrong, and what is wrong, as C."""
+    return (text for text, judgement in judge_functions(pipeline, seed, count) if judgement.wrong)

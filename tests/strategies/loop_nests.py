@@ -14,9 +14,23 @@ ARRAYS = {"X": "double", "Y": "double", "F": "float", "W": "int", "H": "short", 
 _HEAD = """#include "loops.h"
 #define MIDDLE 1600
 %s
+__attribute__((noinline)) double other(double a) { return a * 0.5 + 1; }
 void EXPORT(init)(void) { for (int i = 0; i < 2 * MIDDLE; i++) { %s } }
 """
 _INTEGERS = ("W", "H", "U", "L", "V")
+DECLINED = {
+    "CALL": "y[i] = other(x[i]);",
+    "DATA_DEPENDENT": "y[u[i] & 7] += 1;",
+    "INSTRUCTION": "h[i] = __builtin_wasm_memory_grow(0, 0);",
+    "OUT_OF_BOUNDS": "y[i] = *(double *)((unsigned)x + 800000 * m + 8 * i);",
+    "NOT_AFFINE": "__builtin_memmove(y + 3 * i, y + 3 * i + 1, 8 * m);",
+    "WRAPS": "y[i] = x[(i - 1) * 20000];",
+    "CONTROL_FLOW": "if (i > 2) { y[i] = 1; goto out; } x[i] = 2; if (i == m) { c = i; goto out; }",
+    "TOO_LARGE": f"{'for (int j = 0; j <= n / 8; j++) ' * 9} y[i] += x[i] * s;",
+    "SEQUENTIAL": "y[i] += y[i - 1] * s;",
+    "NOT_A_NUMBER": "y[i] = (x[i] - x[i]) / (i - i);",
+}
+"""Bodies of a loop by why it is declined, most of them at every level of optimisation."""
 _POINTERS = "".join(f"  {type_} *{name.lower()} = {name} + MIDDLE;\n" for name, type_ in ARRAYS.items())
 _POINTERS += "  double *z = X + MIDDLE + shift; int *v = W + MIDDLE + shift;\n"
 
@@ -27,7 +41,7 @@ class _Function:
         self.counters: list[str] = []
         self.targets = draw.choice(["xyfwhl", "x", "xw", "yz", "f", "u", "hl", "xxyfwhulvz"])
         """Arrays that are written."""
-        self.tidy = draw.random() < 0.6
+        self.tidy = draw.random() < 0.75
         """Whether each iteration writes elements of its own, mostly to arrays that none reads."""
         self.scalars = {"t": "double", "c": "int"}
         self.loops = 0
@@ -188,15 +202,25 @@ class _Function:
             return f"for (int {name} = {first}; {name} < {last}; {name} += {self.draw.choice([2, 3, 'm'])}) {{"
         return f"for (unsigned {name} = n; {name} != 0; {name}--) {{"
 
+    def declined(self) -> list[str]:
+        """Return a loop that is declined; it may trap, so it is a function's last one."""
+        return ["for (int i = 0; i < n; i++) {", self.draw.choice([*DECLINED.values()]), "}", "out:;"]
+
     def text(self) -> str:
         lines = self.in_place() if self.draw.random() < 0.12 else []
         for _ in range(self.draw.choice([1, 1, 2]) - bool(lines)):
             lines += self.loop(self.draw.choice([1, 2, 2, 3]))
-        body = "\n".join(f"  {line}" for line in lines)
-        return (
-            f"double EXPORT(f{self.number})({PARAMETERS}) {{\n{_POINTERS}  double t = s; int c = n;\n"
-            f"{body}\n  return t + c;\n}}\n"
-        )
+        lines += self.declined() if self.draw.random() < 0.1 else []
+        return function_of(self.number, lines)
+
+
+def function_of(number: int, lines: list[str]) -> str:
+    """Return the text of a function with some lines of code."""
+    body = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"double EXPORT(f{number})({PARAMETERS}) {{\n{_POINTERS}  double t = s; int c = n;\n"
+        f"{body}\n  return t + c;\n}}\n"
+    )
 
 
 def head() -> str:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loops import CORPUS, compile_c, memory_after_init
-from oracles.offload import PIPELINE, Judge, Pipeline, wrong_functions
+from loops import CORPUS, as_bits, compile_c, memory_after_init
+from oracles.offload import PIPELINE, Judge, Pipeline, judge_functions, wrong_functions
+from strategies.loop_nests import DECLINED, function_of, head
 from tensorwasm.offload.analysis.build import build_nest
 from tensorwasm.offload.nest import Loop, Nest, Statement
 from tensorwasm.offload.scheduling import plan as planning
@@ -17,7 +18,19 @@ FUNCTIONS = 40
 
 @pytest.mark.parametrize("seed", range(13))
 def test_random_loops_do_what_their_code_does(seed):
-    assert list(wrong_functions(PIPELINE, seed, FUNCTIONS)) == []
+    judged = list(judge_functions(PIPELINE, seed, FUNCTIONS))
+    assert [text for text, judgement in judged if judgement.wrong] == []
+    assert sum(judgement.codes > 0 for _, judgement in judged) > FUNCTIONS // 3
+
+
+@pytest.mark.parametrize("reason", DECLINED)
+def test_loops_that_are_to_be_declined_are_for_their_reason(reason):
+    loop = f"for (int i = 0; i < n; i++) {{ {DECLINED[reason]} }} out:;"
+    wasm = compile_c(f"{head()}{function_of(0, [loop])}", "-O1")
+    judge = Judge(PIPELINE, wasm, memory_after_init(wasm))
+    judgement = judge.judge("f0", as_bits(judge.signature("f0")[0], (8, 3, 0, 1.25)))
+    assert judgement.reasons() == {reason}
+    assert judgement.wrong == []
 
 
 def _without_last_effect(body: tuple[Loop | Statement, ...]) -> tuple[Loop | Statement, ...]:
