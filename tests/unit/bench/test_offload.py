@@ -11,11 +11,12 @@ import pytest
 
 from tensorwasm.bench.figures import MissingPeer
 from tensorwasm.bench.harness import checkout_path
-from tensorwasm.bench.offload import measuring
+from tensorwasm.bench.offload import measuring, transformer
 from tensorwasm.bench.offload.benchmark import MeasuredProgram, make_report, measure_offload
 from tensorwasm.bench.offload.kernels import KernelTimes, make_kernel_report, measure_kernels
 from tensorwasm.bench.offload.measuring import LIMITS, KeptFigures, OffloadedFigures, PlainFigures, measure_offloaded
 from tensorwasm.bench.offload.programs import FOLDER, PROGRAMS, UNCOUNTED, read_programs
+from tensorwasm.bench.offload.transformer import TransformerFigures
 from tensorwasm.bench.peers.handwritten import build_handwritten
 from tensorwasm.bench.peers.host import WasmtimeGuest
 from tensorwasm.errors import InternalError, InvalidArgs
@@ -52,6 +53,27 @@ def test_loops_are_taken_or_declined_and_leave_the_same_memory(measured):
     assert all(re.fullmatch(r"region \d+: taken: \d+(, .*)?", row) for row in found["trisolv"].offloaded.regions)
 
 
+def test_the_transformer_gives_the_same_answer_and_says_how_fast_and_why(monkeypatch, tmp_path):
+    monkeypatch.setattr(transformer, "WARM_S", 0.0)
+    kept = tmp_path / "kept.json"
+    report = measure_offload("cpu", programs="llm", resume=kept)
+    found = report.transformer
+    assert found.same
+    assert found.tokens > 64
+    (figure,) = [figure for figure in report.figures if figure.name == "llm: tokens"]
+    assert (figure.unit, figure.value) == ("1/s", found.tokens / found.offloaded_s)
+    assert re.search(r"llm: \S+ tokens a second, offloaded \S+ \(.+\); regions: taken: \d+", report.to_text())
+    assert json.loads(report.to_json())["llm"]["tokens"] == found.tokens
+    assert measure_offload("cpu", programs="llm", resume=kept).transformer == found
+
+
+def test_another_answer_of_the_transformer_misses_a_bar():
+    wrong = TransformerFigures(90, 1.0, 0.5, 3, ("sequential: 2",), same=False)
+    report = make_report("cpu", "all cores", "small", {}, wrong)
+    assert not report.met
+    assert "180 (x 2); regions: taken: 3, sequential: 2" in report.to_text()
+
+
 def test_native_code_is_a_peer(measured):
     for each in measured.programs.values():
         assert (each.plain.native_s is not None) == (shutil.which("gcc") is not None)
@@ -74,7 +96,7 @@ def test_figures_of_other_code_are_not_taken(tmp_path):
 
 
 def test_figures_depend_on_the_sizes_of_both_calls(monkeypatch):
-    program = read_programs("small", "gemm")[0]
+    program = read_programs("small", ["gemm"])[0]
     larger = replace(program, sizes=(80, 90, 100))
     assert program.digest != larger.digest
     before = program.digest
@@ -97,7 +119,7 @@ def test_another_memory_misses_a_bar(monkeypatch):
 
 
 def test_a_program_that_traps_ends_the_benchmark():
-    program = replace(read_programs("small", "jacobi-1d")[0], sizes=(1 << 30, 1 << 30))
+    program = replace(read_programs("small", ["jacobi-1d"])[0], sizes=(1 << 30, 1 << 30))
     with Runtime("emulator", limits=LIMITS) as runtime, pytest.raises(InternalError, match="jacobi-1d ended"):
         measure_offloaded(partial(runtime.load, offload="cpu", offload_waits=True), program, PLAIN)
 
@@ -144,7 +166,7 @@ def test_the_geometric_means_are_over_the_kernels_of_the_bars():
     assert len(COUNTED) == 27
 
 
-@pytest.mark.parametrize("program", read_programs("small", ""), ids=lambda program: program.name)
+@pytest.mark.parametrize("program", read_programs("small", PROGRAMS), ids=lambda program: program.name)
 def test_a_pair_of_calls_leaves_what_it_would_alone(program):
     # Otherwise memories after more and fewer calls could not be compared.
     with closing(WasmtimeGuest(program.wasm)) as once, closing(WasmtimeGuest(program.wasm)) as often:

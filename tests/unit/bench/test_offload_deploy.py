@@ -7,7 +7,7 @@ from tensorwasm.wasm.module import encode
 
 
 def test_a_second_deploy_makes_and_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(deploying, "_programs", lambda: iter(read_programs("small", "jacobi-1d,trisolv")))
+    monkeypatch.setattr(deploying, "_programs", lambda: iter(read_programs("small", ["jacobi-1d", "trisolv"])))
     report = deploying.measure_offload_deploy(samples=1, code_bytes=20_000)
     values = {figure.name: figure.value for figure in report.figures}
     assert values["plans made anew of what was seen before"] == 0

@@ -25,6 +25,12 @@ from tensorwasm.bench.offload.measuring import (
     measure_plain,
 )
 from tensorwasm.bench.offload.programs import PROGRAMS, UNCOUNTED, BenchProgram, code_digest, read_programs
+from tensorwasm.bench.offload.transformer import (
+    TRANSFORMER,
+    TransformerFigures,
+    measure_transformer,
+    transformer_digest,
+)
 from tensorwasm.bench.peers.host import WASMTIME
 from tensorwasm.bench.peers.native import GCC
 from tensorwasm.runtime import Runtime
@@ -68,11 +74,13 @@ class OffloadReport(Report):
 
     size: str
     programs: Mapping[str, MeasuredProgram]
+    transformer: TransformerFigures | None = None
 
     def to_json(self) -> str:
         """Return the report as JSON, with all figures of programs."""
         programs = {name: asdict(program) for name, program in self.programs.items()}
         report = json.loads(Report.to_json(self)) | {"size": self.size, "programs": programs}
+        report |= {} if self.transformer is None else {TRANSFORMER: asdict(self.transformer)}
         return json.dumps(report, indent=1) + "\n"
 
     def to_text(self) -> str:
@@ -81,6 +89,7 @@ class OffloadReport(Report):
         rows = [_row(name, program) for name, program in self.programs.items()]
         regions = [f"{name}: {region}" for name, each in self.programs.items() for region in each.offloaded.regions]
         means = Report(self.benchmark, self.device, tuple(figure for figure in self.figures if not figure.peer))
+        regions += [] if self.transformer is None else [self.transformer.to_text()]
         return "\n".join((self._table([head, *rows]), *regions, "", means.to_text().partition("\n\n")[2]))
 
     @property
@@ -100,14 +109,25 @@ def _row(name: str, program: MeasuredProgram) -> tuple[str, ...]:
     return name, best, cold, new, new_ratio, later, later_ratio, native, against, offloaded.difference or "yes"
 
 
-def make_report(place: str, device: str, size: str, programs: Mapping[str, MeasuredProgram]) -> OffloadReport:
-    """Return the report of measured programs; the place is cpu, emulator or cuda."""
+def make_report(
+    place: str,
+    device: str,
+    size: str,
+    programs: Mapping[str, MeasuredProgram],
+    transformer: TransformerFigures | None = None,
+) -> OffloadReport:
+    """Return the report of measured programs and of the transformer; the place is cpu, emulator or cuda."""
     bars = _BARS.get((place, size), {})
     figures = [figure for name, program in programs.items() for figure in _figures(name, program)]
     figures += _means(programs, bars)
     different = sum(bool(program.offloaded.difference) for program in programs.values())
-    figures.append(Figure("programs that differ from wasmtime", "", different, 0.0, len(programs), bar=0.0))
-    return OffloadReport("offload", device, tuple(figures), size, programs)
+    if transformer is not None:
+        different += not transformer.same
+        speed, ratio = transformer.tokens / transformer.offloaded_s, transformer.plain_s / transformer.offloaded_s
+        figures.append(Figure(f"{TRANSFORMER}: tokens", "1/s", speed, 0.0, 1, peer="not offloaded", ratio=ratio))
+    count = len(programs) + (transformer is not None)
+    figures.append(Figure("programs that differ from wasmtime", "", different, 0.0, count, bar=0.0))
+    return OffloadReport("offload", device, tuple(figures), size, programs, transformer)
 
 
 def _figures(name: str, program: MeasuredProgram) -> Iterator[Figure]:
@@ -140,10 +160,11 @@ def measure_offload(
     Args:
         choice: of the device.
         size: small, medium, large or extralarge.
-        programs: names with commas between them; empty for all.
+        programs: names with commas between them; empty for all. Besides those of programs there is `TRANSFORMER`.
         resume: a file that keeps figures.
     """
-    chosen = read_programs(size, programs)
+    names = programs.split(",") if programs else [*PROGRAMS, TRANSFORMER]
+    chosen = read_programs(size, [name for name in names if name != TRANSFORMER])
     kept = KeptFigures(resume)
     give({"TENSOR_WASM_KERNEL_CACHE": 0})  # plans that an earlier run has kept would be ready at once
     with Runtime("emulator" if choice == "cpu" else choice, limits=LIMITS) as runtime:
@@ -156,7 +177,22 @@ def measure_offload(
             print(f"{number} of {len(chosen)}: {program.name}", end="", file=sys.stderr, flush=True)
             measured[program.name] = found = _measure(program, load, device, kept)
             print(_summary(found), file=sys.stderr, flush=True)
-    return make_report(place, device, size, measured)
+        transformer = None
+        if TRANSFORMER in names:
+            elsewhere = partial(runtime.load, offload="cpu" if place == "cpu" else "gpu")
+            transformer = _measure_transformer(runtime.load, elsewhere, device, kept)
+    return make_report(place, device, size, measured, transformer)
+
+
+def _measure_transformer(
+    plain: Callable[[bytes], Function], offloaded: Callable[[bytes], Function], device: str, kept: KeptFigures
+) -> TransformerFigures:
+    depends_on = [machine(), versions()["wasmtime"], transformer_digest(), device, code_digest()]
+    found = kept.find(TransformerFigures, TRANSFORMER, depends_on)
+    if found is None:
+        found = kept.keep(measure_transformer(plain, offloaded), TRANSFORMER, depends_on)
+    print(found.to_text(), file=sys.stderr, flush=True)
+    return found
 
 
 def _measure(

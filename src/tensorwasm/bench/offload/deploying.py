@@ -86,7 +86,7 @@ def _programs() -> Iterator[BenchProgram]:
     from tensorwasm.offload.module import cut_module  # noqa: PLC0415 - slow to import
 
     regions = 0
-    for program in read_programs("small", ",".join(PROGRAMS)):
+    for program in read_programs("small", PROGRAMS):
         module = decode(program.wasm)
         body = module.bodies[_run_of(module)]
         if not {"call", "global.get"}.isdisjoint(step[0] for step in body.instructions()):

@@ -130,7 +130,8 @@ def measure_kernels(choice: str = "auto", *, size: str = "extralarge", programs:
     Raises:
         InvalidArgs: a program has no kernels written by hand.
     """
-    chosen = read_programs(size, programs or ",".join(name for name in PROGRAMS if name not in UNCOUNTED))
+    names = programs.split(",") if programs else [name for name in PROGRAMS if name not in UNCOUNTED]
+    chosen = read_programs(size, names)
     if unknown := [program.name for program in chosen if program.name in UNCOUNTED]:
         raise InvalidArgs(f"there are no kernels written by hand for {unknown[0]}")
     with Runtime(choice, limits=LIMITS) as runtime, scratch_folder() as folder:

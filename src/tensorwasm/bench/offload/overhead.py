@@ -50,7 +50,7 @@ def measure_overhead(choice: str = "auto", *, sizes: Mapping[str, tuple[int, ...
         load = partial(runtime.load, offload="gpu" if on_device else "cpu")
         figures: list[Figure] = []
         for name, arguments in sizes.items():
-            program = replace(read_programs("small", name)[0], sizes=arguments)
+            program = replace(read_programs("small", [name])[0], sizes=arguments)
             with opened(load(program.wasm), program) as sandbox, closing(WasmtimeGuest(program.wasm)) as guest:
                 pairs = list(_pairs(program, guest, sandbox))[WARM_PAIRS:]
             figures.append(_figure(name, pairs))

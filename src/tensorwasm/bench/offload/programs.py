@@ -7,7 +7,7 @@ depend on earlier pairs with sizes that are not larger.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -97,12 +97,11 @@ class BenchProgram:
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def read_programs(size: str, names: str) -> list[BenchProgram]:
-    """Return programs by names with commas between them, all for an empty text; raise `InvalidArgs`."""
+def read_programs(size: str, names: Sequence[str]) -> list[BenchProgram]:
+    """Return programs by their names; raise `InvalidArgs`."""
     if size not in SIZES:
         raise InvalidArgs(f"there is no size {size[:64]!r}; there are {', '.join(SIZES)}")
-    chosen = names.split(",") if names else PROGRAMS
-    for name in chosen:
+    for name in names:
         if name not in _SIZES:
             raise InvalidArgs(f"there is no program {name[:64]!r}; there are {', '.join(PROGRAMS)}")
     header = read_checkout(f"{FOLDER}/program.h")
@@ -114,7 +113,7 @@ def read_programs(size: str, names: str) -> list[BenchProgram]:
             read_checkout(f"{FOLDER}/{name}.c"),
             header,
         )
-        for name in chosen
+        for name in names
     ]
 
 
