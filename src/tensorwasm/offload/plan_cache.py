@@ -7,7 +7,9 @@ for it and declines, as others do until it is ready.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +23,9 @@ MOST_PLANS: Final = 256
 """Most keys of a module that are remembered; the oldest is forgotten first."""
 TRIAL_PLANS: Final = 32
 """Plans that are made of a region whatever use they are; each further one takes a second use of an earlier one."""
+
+PAUSE_S: Final = 0.1
+"""How long nothing is asked for once too much waits: asking takes a caller longer than most loops."""
 
 _log = logging.getLogger(__name__)
 _Code = TypeVar("_Code")
@@ -77,6 +82,7 @@ class PlanCache(Generic[_Code, _Plan]):
         self._known: dict[PlanKey, _Plan | PlanRefusal] = {}
         self._made: Counter[int] = Counter()
         self._used_again: Counter[int] = Counter()
+        self._full_s = -math.inf  # when too much waited
 
     def find(self, key: PlanKey, deadline: Deadline) -> _Plan | PlanRefusal:
         """Return a plan, or why there is none; a cache that waits does so until the deadline."""
@@ -107,8 +113,12 @@ class PlanCache(Generic[_Code, _Plan]):
                 return found
             if self._made[key.region] >= TRIAL_PLANS + self._used_again[key.region]:
                 return _UNSETTLED
+            now_s = time.monotonic()
+            if now_s < self._full_s + PAUSE_S:
+                return NOT_READY
             requested = self._request(key)
             if requested is None:
+                self._full_s = now_s
                 return NOT_READY
             self._made[key.region] += 1
             if len(self._known) >= MOST_PLANS:

@@ -6,7 +6,7 @@ import pytest
 
 from tensorwasm.offload import plan_cache
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
+from tensorwasm.offload.plan_cache import NOT_READY, PAUSE_S, PlanCache, PlanKey, PlanRefusal
 from tensorwasm.values import NEVER, Deadline
 
 KEY = PlanKey(0, (1, 2), 65536)
@@ -23,9 +23,11 @@ class Maker:
     def __init__(self, outcome=lambda key: key) -> None:
         self.outcome = outcome
         self.requested = []
+        self.refused = 0
 
     def __call__(self, key):
         if self.outcome is None:
+            self.refused += 1
             return None
         self.requested.append((key, Future()))
         return self.requested[-1][1]
@@ -80,10 +82,17 @@ def test_a_fault_declines(caplog):
     assert "no plan could be made of region 0" in caplog.text
 
 
-def test_a_plan_for_which_there_is_no_room_is_asked_for_again():
+def test_a_plan_for_which_there_is_no_room_is_asked_for_again_after_a_pause(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(plan_cache.time, "monotonic", lambda: now_s)
     maker, cache = open_cache(None)
-    assert [cache.find(KEY, NEVER), cache.find(KEY, NEVER)] == [NOT_READY, NOT_READY]
+    assert [cache.find(key, NEVER) for key in keys(3)] == [NOT_READY] * 3
+    assert maker.refused == 1
     maker.outcome = lambda _key: "plan"
+    now_s += PAUSE_S / 2
+    assert cache.find(KEY, NEVER) == NOT_READY
+    assert maker.requested == []
+    now_s += PAUSE_S
     assert settle(maker, cache, KEY) == "plan"
 
 
