@@ -11,12 +11,18 @@ import pytest
 
 from tensorwasm.bench.figures import MissingPeer
 from tensorwasm.bench.harness import checkout_path
-from tensorwasm.bench.offload import measuring, transformer
+from tensorwasm.bench.offload import measuring
 from tensorwasm.bench.offload.benchmark import MeasuredProgram, make_report, measure_offload
 from tensorwasm.bench.offload.kernels import KernelTimes, make_kernel_report, measure_kernels
-from tensorwasm.bench.offload.measuring import LIMITS, KeptFigures, OffloadedFigures, PlainFigures, measure_offloaded
+from tensorwasm.bench.offload.measuring import (
+    LIMITS,
+    KeptFigures,
+    OffloadedFigures,
+    PlainFigures,
+    TransformerFigures,
+    measure_offloaded,
+)
 from tensorwasm.bench.offload.programs import FOLDER, PROGRAMS, UNCOUNTED, read_programs
-from tensorwasm.bench.offload.transformer import TransformerFigures
 from tensorwasm.bench.peers.handwritten import build_handwritten
 from tensorwasm.bench.peers.host import WasmtimeGuest
 from tensorwasm.errors import InternalError, InvalidArgs
@@ -54,7 +60,7 @@ def test_loops_are_taken_or_declined_and_leave_the_same_memory(measured):
 
 
 def test_the_transformer_gives_the_same_answer_and_says_how_fast_and_why(monkeypatch, tmp_path):
-    monkeypatch.setattr(transformer, "WARM_S", 0.0)
+    monkeypatch.setattr(measuring, "WARM_S", 0.0)
     kept = tmp_path / "kept.json"
     report = measure_offload("cpu", programs="llm", resume=kept)
     found = report.transformer

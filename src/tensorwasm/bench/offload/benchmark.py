@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Final
 from tensorwasm.bench.figures import Figure, Report, machine, versions
 from tensorwasm.bench.offload.measuring import (
     LIMITS,
+    TRANSFORMER,
     KeptFigures,
     OffloadedFigures,
     PlainFigures,
+    TransformerFigures,
     measure_offloaded,
     measure_plain,
-)
-from tensorwasm.bench.offload.programs import PROGRAMS, UNCOUNTED, BenchProgram, code_digest, read_programs
-from tensorwasm.bench.offload.transformer import (
-    TRANSFORMER,
-    TransformerFigures,
     measure_transformer,
     transformer_digest,
 )
+from tensorwasm.bench.offload.programs import PROGRAMS, UNCOUNTED, BenchProgram, code_digest, read_programs
 from tensorwasm.bench.peers.host import WASMTIME
 from tensorwasm.bench.peers.native import GCC
 from tensorwasm.runtime import Runtime

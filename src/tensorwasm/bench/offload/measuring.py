@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorwasm.bench.figures import MissingPeer
+from tensorwasm.bench.harness import read_checkout
 from tensorwasm.bench.offload.programs import BenchProgram
 from tensorwasm.bench.peers.host import WasmtimeGuest
 from tensorwasm.bench.peers.native import time_native
@@ -31,12 +32,17 @@ if TYPE_CHECKING:
 
     from tensorwasm.guest.sandbox.instance import Instance
     from tensorwasm.runtime import Function
+    from tensorwasm.runtime.invoke.invocation import Invocation
 
     _Figures = TypeVar("_Figures", bound=DataclassInstance)
 
 LIMITS: Final = Limits(memory_bytes=1024 * MIB, wall_s=3600.0)
 """Of the programs; the largest has 700 MiB."""
 
+TRANSFORMER: Final = "llm"
+_MODEL: Final = "examples/llm"
+WARM_S: Final = 20.0
+"""How long the transformer is called before it is measured."""
 _SAMPLES: Final = 5
 _ENOUGH_S: Final = 2.0
 """No further sample begins after so many seconds of samples."""
@@ -208,3 +214,77 @@ def count_taken(function: Function, wasm: bytes) -> tuple[int, tuple[str, ...]]:
 def _key(kind: type[DataclassInstance], program: str, depends_on: Sequence[str]) -> str:
     parts = [kind.__name__, *(field.name for field in fields(kind)), *depends_on]
     return f"{program} {hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerFigures:
+    """The language model of ``examples/llm`` with its loops elsewhere, and without: the best of some calls.
+
+    Attributes:
+        tokens: that a call reads and writes.
+        plain_s: of a call with all loops in the guest.
+        offloaded_s: of one with loops elsewhere.
+        taken: regions that ran elsewhere in it.
+        declined: reasons why others did not, with counts.
+        same: both give the same answers.
+    """
+
+    tokens: int
+    plain_s: float
+    offloaded_s: float
+    taken: int
+    declined: tuple[str, ...]
+    same: bool
+
+    def to_text(self) -> str:
+        """Return both speeds, and what became of the loops."""
+        plain, offloaded = (f"{self.tokens / spent_s:.4g}" for spent_s in (self.plain_s, self.offloaded_s))
+        ratio = f"x {self.plain_s / self.offloaded_s:.3g}" if self.taken else "declined"
+        reasons = ", ".join([f"taken: {self.taken}", *self.declined])
+        return f"{TRANSFORMER}: {plain} tokens a second, offloaded {offloaded} ({ratio}); regions: {reasons}"
+
+
+def transformer_digest() -> str:
+    """Return a hash of what a call does."""
+    return hashlib.sha256(read_checkout(f"{_MODEL}/llm.wasm") + _request()).hexdigest()
+
+
+def measure_transformer(
+    plain: Callable[[bytes], Function], offloaded: Callable[[bytes], Function]
+) -> TransformerFigures:
+    """Measure the language model, as two functions load it.
+
+    Its matrices are small, and what it looks back at is longer with every token: it shows what that costs. As in the
+    service, calls do not wait for code; they are repeated for some time before, so that there is code.
+    """
+    wasm, request = read_checkout(f"{_MODEL}/llm.wasm"), _request()
+    functions = plain(wasm), offloaded(wasm)
+    until_s = time.monotonic() + WARM_S
+    outcomes = [_call(function, request) for function in functions]
+    while time.monotonic() < until_s:
+        outcomes[1] = _call(functions[1], request)
+    plain_s, offloaded_s = (min(_call(function, request).elapsed_s for _ in range(_SAMPLES)) for function in functions)
+    use = outcomes[1].offload
+    declined = tuple(f"{reason}: {count}" for reason, count in use.declined) if use is not None else ()
+    answers = [b"".join(outcome.chunks) for outcome in outcomes]
+    taken = 0 if use is None else use.taken
+    return TransformerFigures(_tokens(answers[0]), plain_s, offloaded_s, taken, declined, answers[0] == answers[1])
+
+
+def _request() -> bytes:
+    prompt = read_checkout(f"{_MODEL}/corpus.txt").decode()
+    return json.dumps({"kind": "completion", "prompt": prompt}).encode()
+
+
+def _call(function: Function, request: bytes) -> Invocation:
+    return function.invoke("main", input=request)
+
+
+def _tokens(answer: bytes) -> int:
+    """Return how many tokens an answer is of, those of its prompt included."""
+    counts: dict[str, Any] = {}
+    for line in answer.splitlines():
+        counts |= json.loads(line).get("usage", {})
+    if counts.keys() != {"prompt_tokens", "completion_tokens"}:
+        raise InternalError(f"the model answered {answer[:200]!r}")
+    return sum(counts.values())

@@ -205,26 +205,32 @@ class OffloadService(Generic[_Plan]):
             values: bits of its inputs and globals. All bits are those of signed numbers.
             call: the guest's.
         """
-        region, statistics = self._regions[number], self.statistics[number]
         refused = self._refusal(number)
         if refused is not None:
             self._decline(number, refused)
             return None
         began_ns = time.perf_counter_ns()
-        key = PlanKey(number, _integers(region, values), call.memory.size_bytes)
+        key = PlanKey(number, _integers(self._regions[number], values), call.memory.size_bytes)
         plan = self._find(key, call.deadline)
         found_ns = time.perf_counter_ns()
-        statistics.planned_s += (found_ns - began_ns) * 1e-9
+        self.statistics[number].planned_s += (found_ns - began_ns) * 1e-9
         if self._spans is not None:
             self._spans.add_plan(number, began_ns, found_ns, plan)
         if isinstance(plan, PlanRefusal):
             self._count_decline(number, plan, began_ns)
             self._decline(number, plan)
             return None
-        work = 0 if self._costs is None else plan.program.arguments.work
-        if self._is_faster_here(number, work):
+        if self._is_faster_here(number, self._work(plan)):
             self._decline(number, _NOT_WORTH)
             return None
+        return self._run_elsewhere(key, plan, values, call)
+
+    def _work(self, plan: _Plan) -> int:
+        return 0 if self._costs is None else plan.program.arguments.work
+
+    def _run_elsewhere(self, key: PlanKey, plan: _Plan, values: Sequence[int], call: HostCall) -> list[int] | None:
+        number, began_ns = key.region, time.perf_counter_ns()
+        region, statistics = self._regions[number], self.statistics[number]
         if self._spans is not None:
             self._spans.region = number
         moved_bytes = self._target.moved_bytes
@@ -242,9 +248,9 @@ class OffloadService(Generic[_Plan]):
             return None
         statistics.taken += 1
         self._left[number] += DECLINES_FOR_ONE
-        taken_ns = time.perf_counter_ns() - found_ns
+        taken_ns = time.perf_counter_ns() - began_ns
         if self._costs is not None:
-            self._costs.note_elsewhere(number, work, taken_ns)
+            self._costs.note_elsewhere(number, self._work(plan), taken_ns)
         statistics.taken_s += taken_ns * 1e-9
         statistics.moved_bytes += self._target.moved_bytes - moved_bytes
         return _outputs(region, values, results)
