@@ -5,7 +5,8 @@ are live across that call then lie on the stack, so that a loop which carries on
 iteration: loops take up to 2.6 times as long. Here
 
 - all that is live is stored in globals before the call and loaded after it, and need not lie on the stack otherwise;
-- innermost loops are repeated, so that one check serves several iterations.
+- innermost loops of which it is clear before them that they are over soon (`tensorwasm.offload.counting`) run as they
+  are; in others one check serves several iterations.
 
 What is counted is never less than the instructions that run, but for short code outside of loops in functions without
 calls. A call counts as more, and an instruction over many bytes as their number. A module in this form needs no epochs.
@@ -19,6 +20,7 @@ from typing import Final
 
 from tensorwasm.offload.analysis.regions import blocks_of, local_types
 from tensorwasm.offload.analysis.tree import OPENING, locals_of, mark_live, parse
+from tensorwasm.offload.counting import CountedLoop, find_count
 from tensorwasm.offload.declined import Declined
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.definitions import CodeEntry, Global
@@ -34,9 +36,11 @@ FIRST_BUDGET: Final = 1 << 20
 """Of an instance; how many follow is up to the host."""
 
 _SMALL_FUNCTION: Final = 64
-_COPIES: Final = ((64, 4), (128, 2))
-"""Longest body of an innermost loop, and how often it is repeated."""
+_PIECE: Final = 16
+_LONG_PIECE: Final = 256
+"""Iterations of an innermost loop that one check serves, if it is not clear how it counts, or counts far."""
 _MOST_SAVED: Final = 64
+_OWN_LOCALS: Final = 2
 _HOST_CALL_UNITS: Final = 1024
 _CALL_UNITS: Final = 64
 _GROW_UNITS: Final = 4096
@@ -97,7 +101,6 @@ class _PolledLoop:
     Attributes:
         units: what one iteration counts for, without loops inside that count for themselves.
         calls: whether something in it may leave the function, except to return.
-        copies: how often its body is there; 0 if it is not innermost.
     """
 
     start: int
@@ -108,15 +111,9 @@ class _PolledLoop:
     inside: list[_PolledLoop] = field(default_factory=list)
 
     @property
-    def copies(self) -> int:
-        if self.inside or self.calls or not self.plain:
-            return 0
-        return next((copies for most, copies in _COPIES if self.end - self.start <= most), 1)
-
-    @property
-    def charge(self) -> int:
-        """What one pass counts for, with the iterations of innermost loops that these may not count."""
-        return max(self.copies, 1) * self.units + sum(each.copies * each.units for each in self.inside)
+    def in_pieces(self) -> bool:
+        """Whether it is an innermost loop that can run in pieces."""
+        return self.plain and not self.inside and not self.calls
 
 
 def _find_loops(code: Sequence[Instruction], imported: int) -> _PolledLoop:
@@ -157,11 +154,13 @@ class _PollingBody:
         signature = module.types[module.functions[number]]
         self._function = _find_loops(self._code, len(module.imported("func")))
         self._params = len(signature.params)
-        self._spare = self._params + sum(count for count, _ in self._body.local_runs())  # a local of our own
+        # Locals of our own: for a budget, and for iterations that are left.
+        self._spare = self._params + sum(count for count, _ in self._body.local_runs())
+        self._left = self._spare + 1
         self._live: dict[int, int] = {}
         self._types: list[str] = []
         try:
-            self._types = local_types(signature, self._body)
+            self._types = [*local_types(signature, self._body), *["i32"] * _OWN_LOCALS]
             root = parse(self._code, 0, len(self._code), module.types)
             mark_live(root, 0)
             self._live = {start: block.live for start, block in blocks_of(root)}
@@ -177,9 +176,9 @@ class _PollingBody:
             return self._body
         code: list[Instruction] = []
         if checked:
-            code += self._check(function.charge, (1 << self._params) - 1)
+            code += self._check((("i32.const", function.units),), (1 << self._params) - 1)
         code += self._through(0, len(self._code), function)
-        return CodeEntry.build((*self._body.local_runs(), (1, "i32")), code)
+        return CodeEntry.build((*self._body.local_runs(), (_OWN_LOCALS, "i32")), code)
 
     def _through(self, first: int, last: int, around: _PolledLoop) -> Iterator[Instruction]:
         """Yield code with the loops that ``around`` has in it."""
@@ -198,33 +197,48 @@ class _PollingBody:
 
     def _loop(self, loop: _PolledLoop) -> Iterator[Instruction]:
         body = self._through(loop.start + 1, loop.end, loop)
-        if loop.copies:
-            yield from self._repeated(loop, list(body))
+        if loop.in_pieces:
+            code = list(body)
+            count = find_count(code)
+            yield from self._in_pieces(loop, code, _PIECE) if count is None else self._counting(loop, code, count)
             return
         yield self._code[loop.start]
-        yield from self._check(loop.charge, self._live.get(loop.start, 0))
+        yield from self._check((("i32.const", loop.units),), self._live.get(loop.start, 0))
         yield from body
         yield ("end",)
 
-    def _repeated(self, loop: _PolledLoop, body: Sequence[Instruction]) -> Iterator[Instruction]:
-        """Yield copies of an innermost loop's body, and behind them the poll, out of the way."""
-        yield from (("block", None), ("loop", None), ("block", None), ("loop", None))
-        for _ in range(loop.copies):
-            yield ("block", None)  # its end is the next iteration
-            yield from _moved(body, 4)
-            yield from (("br", 4), ("end",))
-        yield from self._spend(("i32.const", loop.charge))
-        yield from (("i32.const", 0), ("i32.gt_s",), ("br_if", 0), ("br", 1), ("end",), ("end",))
-        yield from self._poll(self._live.get(loop.start, 0))
-        yield from (("br", 0), ("end",), ("end",))
+    def _counting(self, loop: _PolledLoop, body: Sequence[Instruction], count: CountedLoop) -> Iterator[Instruction]:
+        """Yield a loop as it is for when it is over soon, and in pieces for when it is not."""
+        units = loop.units
+        yield from (("block", None), ("block", None), *count.turns(), ("local.tee", self._left))
+        yield from (("i32.const", max(BUDGET // units, 1) - 1), ("i32.ge_u",), ("br_if", 0))
+        yield from (("global.get", self._places.budget), ("local.get", self._left), ("i32.const", units), ("i32.mul",))
+        yield from (("i32.const", units), ("i32.add",), ("i32.sub",), ("local.tee", self._spare))
+        yield from (("i32.const", 0), ("i32.le_s",), ("br_if", 0))
+        yield from (("local.get", self._spare), ("global.set", self._places.budget), ("loop", None))
+        yield from _moved(body, 2)
+        yield from (("end",), ("br", 1), ("end",))
+        yield from self._in_pieces(loop, list(_moved(body, 1)), _LONG_PIECE)
+        yield ("end",)
+
+    def _in_pieces(self, loop: _PolledLoop, body: Sequence[Instruction], turns: int) -> Iterator[Instruction]:
+        """Yield an innermost loop in pieces of so many iterations, which are counted."""
+        yield from (("block", None), ("loop", None))
+        yield from self._check((("i32.const", turns * loop.units),), self._live.get(loop.start, 0))
+        yield from (("i32.const", turns), ("local.set", self._left), ("block", None), ("loop", None))
+        yield from (("local.get", self._left), ("i32.const", 1), ("i32.sub",), ("local.tee", self._left))
+        yield from (("i32.const", 0), ("i32.lt_s",), ("br_if", 1))
+        yield from _moved(body, 3)
+        yield from (("end",), ("br", 2), ("end",), ("br", 0), ("end",), ("end",))
 
     def _spend(self, *units: Instruction) -> Iterator[Instruction]:
         """Yield what takes units from the budget, and leaves it on the stack."""
         yield from (("global.get", self._places.budget), *units, ("i32.sub",))
         yield from (("local.tee", self._spare), ("global.set", self._places.budget), ("local.get", self._spare))
 
-    def _check(self, units: int, live: int) -> Iterator[Instruction]:
-        yield from self._spend(("i32.const", units))
+    def _check(self, units: Sequence[Instruction], live: int) -> Iterator[Instruction]:
+        """Yield what takes units, which come onto the stack, from the budget, and polls if that is used up."""
+        yield from self._spend(*units)
         yield from (("i32.const", 0), ("i32.le_s",), ("if", None))
         yield from self._poll(live)
         yield ("end",)
@@ -232,10 +246,7 @@ class _PollingBody:
     def _charge_length(self) -> Iterator[Instruction]:
         """Yield what takes from the budget for a length, which is on the stack and stays there."""
         yield ("local.tee", self._spare)
-        yield from self._spend(("local.get", self._spare), ("i32.const", _UNIT_SHIFT), ("i32.shr_u",))
-        yield from (("i32.const", 0), ("i32.le_s",), ("if", None))
-        yield from self._poll(0)
-        yield ("end",)
+        yield from self._check((("local.get", self._spare), ("i32.const", _UNIT_SHIFT), ("i32.shr_u",)), 0)
 
     def _poll(self, live: int) -> Iterator[Instruction]:
         """Yield the call, with locals saved before and restored behind it."""
