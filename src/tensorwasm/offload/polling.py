@@ -14,6 +14,7 @@ calls. A call counts as more, and an instruction over many bytes as their number
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -41,6 +42,7 @@ _LONG_PIECE: Final = 256
 """Iterations of an innermost loop that one check serves, if it is not clear how it counts, or counts far."""
 _MOST_SAVED: Final = 64
 _OWN_LOCALS: Final = 2
+_RETURNS_I32: Final = FuncType((), ("i32",))
 _HOST_CALL_UNITS: Final = 1024
 _CALL_UNITS: Final = 64
 _GROW_UNITS: Final = 4096
@@ -59,11 +61,12 @@ def add_polls(module: Module, owner: str) -> Module:
     Raises:
         InvalidWasm: a body is malformed.
     """
-    module, (poll,) = edit.add_function_imports(module, [(owner, POLL, FuncType((), ("i32",)))])
+    module, (poll,) = edit.add_function_imports(module, [(owner, POLL, _RETURNS_I32)])
     first = len(module.imported("global")) + len(module.globals)
-    places = _Places(poll, first)
+    places = _Places(poll, first, len(module.imported("func")) + len(module.functions))
     bodies = [_PollingBody(module, number, places).build() for number in range(len(module.bodies))]
     module, _ = edit.add_globals(replace(module, bodies=tuple(bodies)), places.added)
+    module, _ = edit.add_functions(module, places.outlined)
     return module
 
 
@@ -73,12 +76,18 @@ def has_long_indices(module: Module) -> bool:
     return any(getattr(each, "is_64", True) for each in (*sized, *module.memories, *module.tables))
 
 
+_Kept = Sequence[tuple[int, int]]
+"""Locals, and the globals that keep them."""
+
+
 @dataclass(slots=True)
 class _Places:
-    """The import, and the globals: the budget's, then those that keep locals during a poll."""
+    """The import, and what is added: globals, the budget's and then those that keep locals during calls; functions."""
 
     poll: int
     budget: int
+    function: int
+    outlined: list[tuple[FuncType, CodeEntry]] = field(default_factory=list)
     added: list[Global] = field(default_factory=lambda: [_global("i32", FIRST_BUDGET)])
     _kept: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -88,6 +97,11 @@ class _Places:
             self._kept[kind, number] = self.budget + len(self.added)
             self.added.append(_global(kind, _ZEROS[kind]))
         return self._kept[kind, number]
+
+    def outline(self, body: CodeEntry) -> int:
+        """Add a function of no parameters that returns an i32; return its index."""
+        self.outlined.append((_RETURNS_I32, body))
+        return self.function + len(self.outlined) - 1
 
 
 def _global(kind: str, value: int | bytes) -> Global:
@@ -199,7 +213,7 @@ class _PollingBody:
         body = self._through(loop.start + 1, loop.end, loop)
         if loop.in_pieces:
             code = list(body)
-            count = find_count(code)
+            count = find_count(code) if self._can_outline(code, loop) else None
             yield from self._in_pieces(loop, code, _PIECE) if count is None else self._counting(loop, code, count)
             return
         yield self._code[loop.start]
@@ -207,8 +221,13 @@ class _PollingBody:
         yield from body
         yield ("end",)
 
+    def _can_outline(self, body: Sequence[Instruction], loop: _PolledLoop) -> bool:
+        used = {item[1] for item in body if item[0].startswith("local.")}
+        return loop.start in self._live and all(map(self._is_kept, used)) and ("return",) not in body
+
     def _counting(self, loop: _PolledLoop, body: Sequence[Instruction], count: CountedLoop) -> Iterator[Instruction]:
-        """Yield a loop as it is for when it is over soon, and in pieces for when it is not."""
+        """Yield a loop as it is for when it is over soon, and the call of one in pieces for when it is not."""
+        exits = sorted({label - depth for depth, label in _labels(body) if label > depth})
         units = loop.units
         yield from (("block", None), ("block", None), *count.turns(), ("local.tee", self._left))
         yield from (("i32.const", max(BUDGET // units, 1) - 1), ("i32.ge_u",), ("br_if", 0))
@@ -218,8 +237,30 @@ class _PollingBody:
         yield from (("local.get", self._spare), ("global.set", self._places.budget), ("loop", None))
         yield from _moved(body, 2)
         yield from (("end",), ("br", 1), ("end",))
-        yield from self._in_pieces(loop, list(_moved(body, 1)), _LONG_PIECE)
+        assigned = {item[1] for item in body if item[0] in {"local.set", "local.tee"}} - {self._spare}
+        used = assigned | {item[1] for item in body if item[0] == "local.get"}
+        given = self._keep([local for local in locals_of(self._live[loop.start]) if local in used])
+        taken = self._keep(sorted(assigned))
+        yield from _stored(given)
+        yield from (("call", self._outline(loop, body, exits, given, taken)), ("local.set", self._spare))
+        yield from _loaded(taken)
+        for number, label in enumerate(exits, 1):
+            yield from (("local.get", self._spare), ("i32.const", number), ("i32.eq",), ("br_if", label))
         yield ("end",)
+
+    def _outline(
+        self, loop: _PolledLoop, body: Sequence[Instruction], exits: Sequence[int], given: _Kept, taken: _Kept
+    ) -> int:
+        """Make a function of a loop, with its locals in globals; it returns which exit was taken, 0 for the end."""
+        nearer = {label: number for number, label in enumerate(exits, 1)}
+        moved = [_relabelled(item, depth, nearer) for depth, item in _with_depths(body)]
+        code: list[Instruction] = [*_loaded(given), *[("block", None)] * len(exits)]
+        code += self._in_pieces(loop, moved, _LONG_PIECE)
+        for number in range(len(exits) + 1):
+            code += [("end",)] * (number > 0)
+            code += [*_stored(taken), ("i32.const", number), ("return",)]
+        locals_ = [(1, kind) for kind in self._types]
+        return self._places.outline(CodeEntry.build(locals_, code))
 
     def _in_pieces(self, loop: _PolledLoop, body: Sequence[Instruction], turns: int) -> Iterator[Instruction]:
         """Yield an innermost loop in pieces of so many iterations, which are counted."""
@@ -250,33 +291,70 @@ class _PollingBody:
 
     def _poll(self, live: int) -> Iterator[Instruction]:
         """Yield the call, with locals saved before and restored behind it."""
-        kept: list[tuple[int, int]] = []
-        counts = dict.fromkeys(_ZEROS, 0)
-        for local in locals_of(live):
-            kind = self._types[local] if local < len(self._types) else ""
-            if kind in counts and len(kept) < _MOST_SAVED:
-                kept.append((local, self._places.keep(kind, counts[kind])))
-                counts[kind] += 1
-        for local, place in kept:
-            yield from (("local.get", local), ("global.set", place))
+        kept = self._keep([local for local in locals_of(live) if self._is_kept(local)][:_MOST_SAVED])
+        yield from _stored(kept)
         yield from (("call", self._places.poll), ("global.set", self._places.budget))
-        for local, place in kept:
-            yield from (("global.get", place), ("local.set", local))
+        yield from _loaded(kept)
+
+    def _is_kept(self, local: int) -> bool:
+        return local < len(self._types) and self._types[local] in _ZEROS
+
+    def _keep(self, kept: Sequence[int]) -> _Kept:
+        """Return locals with globals for them."""
+        counts: Counter[str] = Counter()
+        places = []
+        for local in kept:
+            kind = self._types[local]
+            places.append((local, self._places.keep(kind, counts[kind])))
+            counts[kind] += 1
+        return places
+
+
+def _stored(kept: _Kept) -> Iterator[Instruction]:
+    for local, place in kept:
+        yield from (("local.get", local), ("global.set", place))
+
+
+def _loaded(kept: _Kept) -> Iterator[Instruction]:
+    for local, place in kept:
+        yield from (("global.get", place), ("local.set", local))
+
+
+def _with_depths(body: Sequence[Instruction]) -> Iterator[tuple[int, Instruction]]:
+    """Yield instructions of a loop's body, and how many blocks in the loop are around each."""
+    depth = 0
+    for instruction in body:
+        yield depth, instruction
+        depth += (instruction[0] in OPENING) - (instruction[0] == "end")
+
+
+def _labels(body: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+    """Yield where branches of a loop's body lead, with their depths; the loop's own label is the depth."""
+    for depth, instruction in _with_depths(body):
+        match instruction:
+            case ("br" | "br_if", label):
+                yield depth, label
+            case ("br_table", labels):
+                for label in labels:
+                    yield depth, label
+
+
+def _relabelled(instruction: Instruction, depth: int, labels: Mapping[int, int]) -> Instruction:
+    """Return a branch out of a loop with another label, given those as seen from the loop's body, outside of blocks."""
+
+    def moved(label: int) -> int:
+        return depth + labels.get(label - depth, label - depth)
+
+    match instruction:
+        case ("br" | "br_if" as name, label):
+            return name, moved(label)
+        case ("br_table", targets):
+            return "br_table", tuple(map(moved, targets))
+    return instruction
 
 
 def _moved(body: Sequence[Instruction], added: int) -> Iterator[Instruction]:
     """Yield a loop's body inside of so many more blocks; the loop's own label becomes the innermost of these."""
-    depth = 0
-
-    def moved(label: int) -> int:
-        return label + added if label > depth else label
-
-    for instruction in body:
-        match instruction:
-            case ("br" | "br_if" as name, label):
-                yield name, moved(label)
-            case ("br_table", labels):
-                yield "br_table", tuple(map(moved, labels))
-            case _:
-                yield instruction
-        depth += (instruction[0] in OPENING) - (instruction[0] == "end")
+    further = {label - depth: label - depth + added for depth, label in _labels(body) if label > depth}
+    for depth, instruction in _with_depths(body):
+        yield _relabelled(instruction, depth, further)
