@@ -15,11 +15,15 @@ from enum import Enum
 from typing import Final
 
 LEAST_NS: Final = 0.05
-"""The guest takes no less for an access: it runs on one core."""
+"""The guest takes no less for an access, if the work of a nest is right: it runs on one core."""
 MOST_NS: Final = 20.0
 """The guest takes no more, but where each access misses all caches."""
 ELSEWHERE_RUNS: Final = 2
-"""Runs elsewhere before one in the guest; the first one is slower."""
+"""Runs elsewhere before some in the guest; the first one is slower."""
+GUEST_RUNS: Final = 2
+"""Runs in the guest before places are compared: one alone may be slow by chance."""
+WORTH: Final = 0.9
+"""A place other than the guest is the faster one if it takes so much of its time, or less."""
 FIRST_PATIENCE: Final = 64
 MOST_PATIENCE: Final = 4096
 """Runs of a group before the slower place is tried again: doubled each time that it is the slower one still."""
@@ -51,14 +55,14 @@ class _Group:
     waited: int = 0  # decisions since the slower place was tried
     patience: int = FIRST_PATIENCE
 
-    def choose(self) -> RunPlace:
+    def choose(self, least_ns: float) -> RunPlace:
         if self.elsewhere.runs < ELSEWHERE_RUNS:
             return RunPlace.ELSEWHERE
-        if not self.guest.runs:
-            if self.elsewhere.ns < LEAST_NS:
+        if self.guest.runs < GUEST_RUNS:
+            if self.elsewhere.ns < least_ns:
                 return RunPlace.ELSEWHERE
             return RunPlace.GUEST if self.elsewhere.ns > MOST_NS else RunPlace.MEASURED_GUEST
-        is_faster = self.elsewhere.ns < self.guest.ns
+        is_faster = self.elsewhere.ns <= WORTH * self.guest.ns
         self.waited += 1
         if self.waited > self.patience:
             self.waited = 0
@@ -72,10 +76,13 @@ class RegionCosts:
 
     Args:
         start_ns: what a run elsewhere takes at least; less where that was measured.
+        least_ns: the guest takes no less for an access. It is not tried for what takes less elsewhere; 0 where no run
+            can be so much faster that one in the guest is felt, because the work of a nest is an estimate.
     """
 
-    def __init__(self, start_ns: float) -> None:
+    def __init__(self, start_ns: float, least_ns: float = LEAST_NS) -> None:
         self._start_ns = start_ns
+        self._least_ns = least_ns
         self._lock = threading.Lock()
         self._groups: dict[tuple[int, int], _Group] = {}
 
@@ -84,7 +91,7 @@ class RegionCosts:
         with self._lock:
             if work * MOST_NS < self._start_ns:
                 return RunPlace.GUEST
-            return self._group(region, work).choose()
+            return self._group(region, work).choose(self._least_ns)
 
     def note_elsewhere(self, region: int, work: int, taken_ns: int) -> None:
         """Take the time of a run elsewhere."""

@@ -21,6 +21,8 @@ _SWAPPED: Final = {
     **{"lt_u": "gt_u", "ge_u": "le_u", "gt_u": "lt_u", "le_u": "ge_u"},
 }
 _ZERO: Final = ("i32.const", 0)
+_EVEN_STEPS: Final = tuple([1 << exponent for exponent in range(9)])
+"""A distance that is no multiple of one of these has no less than 2**24 when it is turned by as many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,20 @@ class CountedLoop:
     offset: int
     step: int
 
-    def first(self) -> Iterator[Instruction]:
-        """Yield what leaves the value on the stack that the next iteration tests."""
-        yield ("local.get", self.local)
-        if self.offset:
-            yield from (("i32.const", self.offset), ("i32.add",))
+    def turns(self, first: Sequence[Instruction] = (), bound: Sequence[Instruction] = ()) -> Iterator[Instruction]:
+        """Yield what leaves on the stack how many tests pass at most; if values may wrap or pass by the bound, 2**24.
 
-    def turns(self) -> Iterator[Instruction]:
-        """Yield what leaves on the stack how many tests from now on pass at most; -1 if values may wrap."""
+        It may be more then, and is a number without a sign.
+
+        Args:
+            first: what leaves the value on the stack that the first iteration tests; if none, that of the local now.
+            bound: what leaves the bound there; if none, that of now.
+        """
+        first = first or LocalTerm(self.local, self.offset).code()
+        bound = bound or (self.bound,)
         kind, stride = self.relation.partition("_")[0], abs(self.step)
-        upper, lower = [self.bound], list(self.first())
-        if self.step < 0:
-            upper, lower = lower, upper
-        yield from (*upper, *lower, ("i32.sub",))
+        yield from (*bound, *first) if self.step > 0 else (*first, *bound)
+        yield ("i32.sub",)
         if kind == "ne":
             if stride > 1:
                 yield from (("i32.const", stride.bit_length() - 1), ("i32.rotr",))
@@ -63,26 +66,37 @@ class CountedLoop:
             yield from (("i32.const", stride), ("i32.div_u",))
         elif stride > 1:
             yield from (("i32.const", stride.bit_length() - 1), ("i32.shr_u",))
-        yield from (("i32.const", 1), ("i32.add",), _ZERO, *self.first(), self.bound)
+        yield from (("i32.const", 1), ("i32.add",), _ZERO, *first, *bound)
         yield from ((f"i32.{self.relation}",), ("select",))
-        yield from self._wrapping()
+        yield from self._wrapping(bound)
 
-    def _wrapping(self) -> Iterator[Instruction]:
+    def _wrapping(self, bound: Sequence[Instruction]) -> Iterator[Instruction]:
         """Yield what makes -1 of the number on the stack if the value may pass by the bound and wrap."""
         room = abs(self.step) - (self.relation[:2] in {"lt", "gt"})
         least, most = (0, (1 << 32) - 1) if self.relation.endswith("_u") else (-(1 << 31), (1 << 31) - 1)
         furthest, relation = (most - room, "gt") if self.step > 0 else (least + room, "lt")
         if room:
-            yield from (("i32.const", -1), ("i32.const", 0), self.bound, ("i32.const", _signed(furthest)))
+            yield from (("i32.const", -1), ("i32.const", 0), *bound, ("i32.const", _signed(furthest)))
             yield from ((f"i32.{relation}{self.relation[2:]}",), ("select",), ("i32.or",))
 
 
 @dataclass(frozen=True, slots=True)
-class _Term:
-    """A local as it is when the iteration begins plus a constant, or the constant alone."""
+class LocalTerm:
+    """A local as it was at the start of some code plus a constant, or the constant alone."""
 
     local: int | None
     offset: int
+
+    def code(self) -> tuple[Instruction, ...]:
+        """Return what leaves it on the stack, at the start of that code."""
+        if self.local is None:
+            return (("i32.const", self.offset),)
+        added: tuple[Instruction, ...] = (("i32.const", self.offset), ("i32.add",)) if self.offset else ()
+        return ("local.get", self.local), *added
+
+    def plus(self, constant: int) -> LocalTerm:
+        """Return it with another constant added."""
+        return LocalTerm(self.local, _signed(self.offset + constant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,7 @@ class _Test:
 class _Pushed:
     """What is on the stack, if it is known, and the instruction, if it is one alone, that has left it there."""
 
-    value: _Term | _Test | None
+    value: LocalTerm | _Test | None
     alone: Instruction | None = None
 
 
@@ -105,17 +119,17 @@ def find_count(body: Sequence[Instruction]) -> CountedLoop | None:
     branch = _only_branch(body)
     if branch is None:
         return None
-    iteration = _Iteration(body[:branch])
-    top = iteration.pop()
-    if isinstance(top.value, _Term):
-        return iteration.count("ne", top, _ZERO)
+    state = LocalState(body[:branch])
+    top = state.pop()
+    if isinstance(top.value, LocalTerm):
+        return state.count("ne", top, _ZERO)
     test = top.value
     if test is None:
         return None
     ways = (test.relation, test.left, test.right), (_SWAPPED[test.relation], test.right, test.left)
     for relation, value, bound in ways:
-        if bound.alone is not None and iteration.is_same(bound.alone):
-            found = iteration.count(relation, value, bound.alone)
+        if bound.alone is not None and state.is_same(bound.alone):
+            found = state.count(relation, value, bound.alone)
             if found is not None:
                 return found
     return None
@@ -135,31 +149,38 @@ def _only_branch(body: Sequence[Instruction]) -> int | None:
     return found[0][0] if len(found) == 1 and found[0][1:] == ("br_if", 0) else None
 
 
-class _Iteration:
-    """One iteration up to its branch, as far as it is clear what locals hold."""
+class LocalState:
+    """What locals of i32 hold behind some code, as far as that is clear; branches to its end do not count."""
 
-    def __init__(self, code: Sequence[Instruction]) -> None:
+    def __init__(self, code: Sequence[Instruction] = ()) -> None:
         self._stack: list[_Pushed] = []  # below it is what is not known
-        self._locals: dict[int, _Term | None] = {}  # those that are written
+        self._locals: dict[int, LocalTerm | None] = {}  # those that are written
         depth = 0
         for instruction in code:
             name = instruction[0]
             depth += (name in OPENING) - (name == "end")
             if depth or name == "end":
-                self._stack.clear()
-                if name in {"local.set", "local.tee"}:
-                    self._locals[instruction[1]] = None
+                self.forget((instruction,))
             else:
-                self._do(instruction)
+                self.do(instruction)
+
+    def forget(self, code: Sequence[Instruction]) -> None:
+        """Go on at a border of a block: what is on the stack is not known, nor locals that some code writes."""
+        self._stack.clear()
+        self._locals.update({item[1]: None for item in code if item[0] in {"local.set", "local.tee"}})
+
+    def term(self, local: int) -> LocalTerm | None:
+        """Return what a local holds."""
+        return self._locals.get(local, LocalTerm(local, 0))
 
     def count(self, relation: str, value: _Pushed, bound: Instruction) -> CountedLoop | None:
         """Return a count with a tested value and a bound, None if it has no step, or one that does not lead there."""
         term = value.value
-        after = self._locals.get(term.local) if isinstance(term, _Term) and term.local is not None else None
-        if not isinstance(term, _Term) or term.local is None or after is None or after.local != term.local:
+        after = self._locals.get(term.local) if isinstance(term, LocalTerm) and term.local is not None else None
+        if not isinstance(term, LocalTerm) or term.local is None or after is None or after.local != term.local:
             return None
         step = after.offset
-        is_even = relation == "ne" and not step & (step - 1 if step > 0 else -step - 1)
+        is_even = relation == "ne" and abs(step) in _EVEN_STEPS
         if not step or not (is_even or relation[:2] in (("lt", "le") if step > 0 else ("gt", "ge"))):
             return None
         return CountedLoop(relation, bound, term.local, term.offset, step)
@@ -174,17 +195,17 @@ class _Iteration:
         """Take what is on top of the stack."""
         return self._stack.pop() if self._stack else _Pushed(None)
 
-    def _do(self, instruction: Instruction) -> None:
+    def do(self, instruction: Instruction) -> None:
+        """Go on behind an instruction that is no border of a block."""
         name, *immediates = instruction
         kind, _, operation = name.partition(".")
         if name == "i32.const":
-            self._stack.append(_Pushed(_Term(None, immediates[0]), instruction))
+            self._stack.append(_Pushed(LocalTerm(None, immediates[0]), instruction))
         elif name == "local.get":
-            held = self._locals.get(immediates[0], _Term(immediates[0], 0))
-            self._stack.append(_Pushed(held, instruction))
+            self._stack.append(_Pushed(self.term(immediates[0]), instruction))
         elif name in {"local.set", "local.tee"}:
             value = self.pop().value
-            self._locals[immediates[0]] = value if isinstance(value, _Term) else None
+            self._locals[immediates[0]] = value if isinstance(value, LocalTerm) else None
             if name == "local.tee":
                 self._stack.append(_Pushed(value))
         elif kind == "i32" and (operation in {"add", "sub", "and"} or operation in _NEGATED):
@@ -198,17 +219,17 @@ class _Iteration:
             self._stack.clear()
 
 
-def _combined(operation: str, left: _Pushed, right: _Pushed) -> _Term | _Test | None:
+def _combined(operation: str, left: _Pushed, right: _Pushed) -> LocalTerm | _Test | None:
     one, other = left.value, right.value
     if operation in _NEGATED:
         return _Test(operation, left, right)
     if operation == "and":
-        return one if isinstance(one, _Test) and other == _Term(None, 1) else None
-    if isinstance(one, _Term) and isinstance(other, _Term):
+        return one if isinstance(one, _Test) and other == LocalTerm(None, 1) else None
+    if isinstance(one, LocalTerm) and isinstance(other, LocalTerm):
         if operation == "add" and one.local is None:
             one, other = other, one
         if other.local is None:
-            return _Term(one.local, _signed(one.offset + (other.offset if operation == "add" else -other.offset)))
+            return one.plus(other.offset if operation == "add" else -other.offset)
     return None
 
 

@@ -5,7 +5,16 @@ A region becomes::
     block
       block
         global.get $off  ;; whether the guard is not to be called again
+        i32.const 3
+        i32.and
         br_if 0
+        global.get $off  ;; whether it is not to be called for runs that are short
+        i32.const 4
+        i32.eq
+        if
+          ...            ;; whether this one surely is: see `tensorwasm.offload.few_trips`
+          br_if 1
+        end
         local.get ...    ;; the region's inputs: locals, then globals
         call $guard      ;; whether the guard ran it, whether it is off from now on, then the values of the outputs
         local.set ...    ;; the outputs, which a guard that declines gives back unchanged
@@ -21,9 +30,10 @@ A region becomes::
       end
     end
 
-A guard that is off costs a nanosecond or so, where a call of the host takes microseconds. Floating-point values cross
-as integers of their bits, because a host function in another language may change a NaN, and vectors lane by lane.
-Regions that lie in one another have guards one behind the other, the outer ones first.
+A guard that is off costs a nanosecond or so, and one of a short run some more, where a call of the host takes
+microseconds. Floating-point values cross as integers of their bits, because a host function in another language may
+change a NaN, and vectors lane by lane. Regions that lie in one another have guards one behind the other, the outer ones
+first.
 """
 
 from __future__ import annotations
@@ -34,6 +44,7 @@ from itertools import groupby
 from typing import Final
 
 from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.few_trips import few_trips
 from tensorwasm.offload.lanes import crossing_lane
 from tensorwasm.offload.nest import ValueType
 from tensorwasm.wasm import edit
@@ -51,6 +62,9 @@ OFF: Final = 1
 """It is not to be called any more."""
 COMPARED: Final = 2
 """It is to be called at the end of this run, too, if it has not run the region."""
+LONG: Final = 4
+"""It is to be called before the next run that may be long."""
+_NEVER: Final = OFF | COMPARED
 
 _CROSSING: Final[Mapping[ValueType, str]] = {"i32": "i32", "i64": "i64", "f32": "i32", "f64": "i64"}
 _TO_BITS: Final[Mapping[ValueType, str]] = {"f32": "i32.reinterpret_f32", "f64": "i64.reinterpret_f64"}
@@ -61,7 +75,7 @@ _OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
 
 
 def guard_signature(region: LoopRegion) -> FuncType:
-    """Return what a guard takes, and gives: 1 if it ran the region, `ON`, `OFF` or `COMPARED`, then the outputs."""
+    """Return what a guard takes, and gives: 1 if it ran the region, `ON`, `OFF`, `COMPARED` or `LONG`, then the outputs."""
     return FuncType(
         tuple(_CROSSING[kind] for _, kind in (*region.inputs, *region.globals)),
         ("i32", "i32", *(_CROSSING[kind] for _, kind in region.outputs)),
@@ -101,7 +115,7 @@ def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, i
     for place, instruction in enumerate(code):
         if place in starts:
             for guard in [each for each in outermost_first if each[0].start == place]:
-                yield from _before(*guard)
+                yield from _before(code, *guard)
                 labels.open(added=True)
         yield labels.shift(instruction)
         if instruction[0] in _OPENING:
@@ -114,8 +128,12 @@ def _cut_code(code: Sequence[Instruction], guarded: Sequence[tuple[LoopRegion, i
             labels.close()
 
 
-def _before(region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
-    yield from (("block", None), ("block", None), ("global.get", switch), ("br_if", 0))
+def _before(code: Sequence[Instruction], region: LoopRegion, index: int, switch: int) -> Iterator[Instruction]:
+    yield from (("block", None), ("block", None))
+    yield from (("global.get", switch), ("i32.const", _NEVER), ("i32.and",), ("br_if", 0))
+    if short := few_trips(code[region.start : region.end + 1]):
+        yield from (("global.get", switch), ("i32.const", LONG), ("i32.eq",), ("if", None))
+        yield from (*short, ("br_if", 1), ("end",))
     yield from _call(region, index, switch)
     yield from (("br_if", 1), ("end",))
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tensorwasm.offload.costs import ELSEWHERE_RUNS, FIRST_PATIENCE, LEAST_NS, MOST_NS, RegionCosts, RunPlace
+from tensorwasm.offload.costs import ELSEWHERE_RUNS, FIRST_PATIENCE, GUEST_RUNS, LEAST_NS, MOST_NS, RegionCosts, RunPlace
 
 WORK = 1_000_000
 
@@ -10,8 +10,9 @@ def measured(elsewhere_ns: int, guest_ns: int) -> RegionCosts:
     for _ in range(ELSEWHERE_RUNS):
         assert costs.choose(0, WORK) is RunPlace.ELSEWHERE
         costs.note_elsewhere(0, WORK, elsewhere_ns)
-    assert costs.choose(0, WORK) is RunPlace.MEASURED_GUEST
-    costs.note_guest(0, WORK, guest_ns)
+    for _ in range(GUEST_RUNS):
+        assert costs.choose(0, WORK) is RunPlace.MEASURED_GUEST
+        costs.note_guest(0, WORK, guest_ns)
     return costs
 
 
@@ -36,6 +37,17 @@ def test_what_is_clear_is_not_tried_in_the_guest():
         for _ in range(ELSEWHERE_RUNS):
             costs.note_elsewhere(0, WORK, int(ns * WORK))
         assert costs.choose(0, WORK) is place
+
+
+def test_a_place_that_is_hardly_faster_is_not_taken():
+    assert measured(95 * WORK // 100, WORK).choose(0, WORK) is RunPlace.GUEST
+
+
+def test_the_guest_is_always_tried_where_it_cannot_be_felt():
+    costs = RegionCosts(1000, least_ns=0.0)
+    for _ in range(ELSEWHERE_RUNS):
+        costs.note_elsewhere(0, WORK, int(LEAST_NS / 2 * WORK))
+    assert costs.choose(0, WORK) is RunPlace.MEASURED_GUEST
 
 
 def test_other_regions_and_other_amounts_of_work_are_measured_for_themselves():

@@ -79,7 +79,7 @@ class Offloading:
         self._lock = threading.Lock()
         self._host_plans = self._plans(host_processor(), LoadedProgram)
         self._device_plans: dict[tuple[int, int], PlanCache[MadePlan, ReadyPlan[GpuCode]]] = {}
-        self._host_costs = RegionCosts(_HOST_START_NS)
+        self._host_costs = RegionCosts(_HOST_START_NS, least_ns=0.0)
         self._device_costs = RegionCosts(_DEVICE_START_NS)
 
     @contextmanager

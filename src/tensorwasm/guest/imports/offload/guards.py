@@ -20,7 +20,7 @@ from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, Shado
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.sizes import ReadyPlan
 from tensorwasm.offload.costs import RegionCosts, RunPlace
-from tensorwasm.offload.cut import COMPARED, INTERFACE, OFF, ON, guard_name, guard_signature
+from tensorwasm.offload.cut import COMPARED, INTERFACE, LONG, OFF, ON, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
 from tensorwasm.offload.polling import BUDGET, POLL
@@ -142,10 +142,12 @@ class OffloadService(Generic[_Plan]):
         return self._left[number] <= 0 or self._sampler.is_off(number)
 
     def state(self, number: int) -> int:
-        """Return what a guard says of its region besides whether it has run: `ON`, `OFF` or `COMPARED`."""
+        """Return what a guard says of its region besides whether it has run: `ON`, `OFF`, `COMPARED` or `LONG`."""
         if self.compares(number) or number in self._measured or self._is_watched(number):
             return COMPARED
-        return OFF if self.is_off(number) else ON
+        if self.is_off(number):
+            return OFF
+        return ON if self._costs is None else LONG
 
     def compares(self, number: int) -> bool:
         """Return whether a region runs in the guest, to be compared."""
@@ -382,7 +384,7 @@ def _make_guard(number: int, region: LoopRegion) -> HostFunction:
         results = service.run(number, values, call)
         if results is None:
             return (0, service.state(number), *given)
-        return (1, ON, *results)
+        return (1, service.state(number), *results)
 
     params, results = cast("_Types", signature.params), cast("_Types", signature.results)
     return HostFunction(INTERFACE, guard_name(number), params, results, guard)
