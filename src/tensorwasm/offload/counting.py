@@ -13,12 +13,22 @@ from tensorwasm.offload.analysis.tree import OPENING
 from tensorwasm.wasm.instructions import Instruction
 
 _NEGATED: Final = {
-    **{"eq": "ne", "ne": "eq", "lt_s": "ge_s", "ge_s": "lt_s", "gt_s": "le_s", "le_s": "gt_s"},
-    **{"lt_u": "ge_u", "ge_u": "lt_u", "gt_u": "le_u", "le_u": "gt_u"},
+    "eq": "ne",
+    "ne": "eq",
+    **{
+        f"{one}_{sign}": f"{other}_{sign}"
+        for sign in "su"
+        for one, other in (("lt", "ge"), ("ge", "lt"), ("gt", "le"), ("le", "gt"))
+    },
 }
 _SWAPPED: Final = {
-    **{"eq": "eq", "ne": "ne", "lt_s": "gt_s", "ge_s": "le_s", "gt_s": "lt_s", "le_s": "ge_s"},
-    **{"lt_u": "gt_u", "ge_u": "le_u", "gt_u": "lt_u", "le_u": "ge_u"},
+    "eq": "eq",
+    "ne": "ne",
+    **{
+        f"{one}_{sign}": f"{other}_{sign}"
+        for sign in "su"
+        for one, other in (("lt", "gt"), ("gt", "lt"), ("le", "ge"), ("ge", "le"))
+    },
 }
 _ZERO: Final = ("i32.const", 0)
 _EVEN_STEPS: Final = tuple([1 << exponent for exponent in range(9)])
@@ -43,9 +53,9 @@ class CountedLoop:
     step: int
 
     def turns(self, first: Sequence[Instruction] = (), bound: Sequence[Instruction] = ()) -> Iterator[Instruction]:
-        """Yield what leaves on the stack how many tests pass at most; if values may wrap or pass by the bound, 2**24.
+        """Yield what leaves on the stack how many tests pass at most, without a sign.
 
-        It may be more then, and is a number without a sign.
+        It is 2**24 or more if values may wrap, or pass by the bound.
 
         Args:
             first: what leaves the value on the stack that the first iteration tests; if none, that of the local now.
@@ -187,9 +197,7 @@ class LocalState:
 
     def is_same(self, instruction: Instruction) -> bool:
         """Return whether an instruction leaves the same on the stack in all iterations."""
-        return instruction[0] == "i32.const" or (
-            instruction[0] == "local.get" and instruction[1] not in self._locals
-        )
+        return instruction[0] == "i32.const" or (instruction[0] == "local.get" and instruction[1] not in self._locals)
 
     def pop(self) -> _Pushed:
         """Take what is on top of the stack."""

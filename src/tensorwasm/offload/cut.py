@@ -75,7 +75,7 @@ _OPENING: Final = frozenset({"block", "loop", "if", "try_table"})
 
 
 def guard_signature(region: LoopRegion) -> FuncType:
-    """Return what a guard takes, and gives: 1 if it ran the region, `ON`, `OFF`, `COMPARED` or `LONG`, then the outputs."""
+    """Return what a guard takes, and gives: 1 if it ran the region, when it is to be called again, then the outputs."""
     return FuncType(
         tuple(_CROSSING[kind] for _, kind in (*region.inputs, *region.globals)),
         ("i32", "i32", *(_CROSSING[kind] for _, kind in region.outputs)),

@@ -40,7 +40,7 @@ class _OpenBlock:
 
 
 def few_trips(code: Sequence[Instruction]) -> list[Instruction]:
-    """Return what leaves 1 on the stack if a region surely takes less than `SHORT_NS`, else 0; nothing if it may not."""
+    """Return what leaves 1 on the stack if a region surely takes less than `SHORT_NS`, else 0; may be nothing."""
     ends = _ends(code)
     state = LocalState()
     stack: list[_OpenBlock] = []
@@ -102,7 +102,7 @@ def _most_ns(name: str) -> int:
 
 
 def _is_short(nests: Sequence[Sequence[_OpenBlock]]) -> Iterator[Instruction]:
-    """Yield a comparison of the sum over all loops, in which no product overflows: factors that are too much are cut."""
+    """Yield a comparison of the sum over all loops; factors that are too much alone are cut, so nothing overflows."""
     most: Instruction = ("i32.const", SHORT_NS)
     yield ("i64.const", 0)
     for loops in nests:

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from tensorwasm.offload.costs import ELSEWHERE_RUNS, FIRST_PATIENCE, GUEST_RUNS, LEAST_NS, MOST_NS, RegionCosts, RunPlace
+from tensorwasm.offload.costs import (
+    ELSEWHERE_RUNS,
+    FIRST_PATIENCE,
+    GUEST_RUNS,
+    LEAST_NS,
+    MOST_NS,
+    RegionCosts,
+    RunPlace,
+)
 
 WORK = 1_000_000
 

@@ -59,9 +59,7 @@ def measure_overhead(
         return Report("offload-overhead", runtime.device.name if on_device else "all cores", tuple(figures))
 
 
-def _pairs(
-    program: BenchProgram, guest: WasmtimeGuest, sandbox: Instance, count: int
-) -> Iterator[tuple[float, float]]:
+def _pairs(program: BenchProgram, guest: WasmtimeGuest, sandbox: Instance, count: int) -> Iterator[tuple[float, float]]:
     """Yield seconds in wasmtime and here; every other time in the other order."""
     for number in range(count):
         calls = (guest.call, sandbox.call)

@@ -38,8 +38,8 @@ MOST_NANS: Final = 3
 MOST_DECLINES: Final = 256
 DECLINES_FOR_ONE: Final = 16
 """A guard is off for the rest of an instance after so many declines, and so many more for each region that it ran."""
-ASK_EVERY_NS: Final = 200_000
-"""Beyond `MOST_DECLINES` a guard may be called so often while code is made: that costs some percent of the time."""
+ASK_EVERY_NS: Final = 500_000
+"""Beyond `MOST_DECLINES` a guard may be called so often while code is made: that costs one percent of the time."""
 
 DECLINES_FOR_SLOW: Final = 16
 """A run that is not worth it counts as so many declines."""
