@@ -147,7 +147,8 @@ class OffloadService(Generic[_Plan]):
             return COMPARED
         if self.is_off(number):
             return OFF
-        return ON if self._costs is None else LONG
+        is_timed = self._costs is not None and self._costs.choose(number, 0) is RunPlace.GUEST
+        return LONG if is_timed else ON
 
     def compares(self, number: int) -> bool:
         """Return whether a region runs in the guest, to be compared."""
