@@ -17,6 +17,7 @@ from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.pivots import with_pivots
 from tensorwasm.offload.scheduling.polyhedra import limited_context
+from tensorwasm.offload.scheduling.reassociation import reassociated
 from tensorwasm.offload.scheduling.residing import reloading, resident
 from tensorwasm.offload.scheduling.rewriting import divided, split, statements_in
 from tensorwasm.offload.scheduling.scanning import Scanner
@@ -121,6 +122,8 @@ def plan(
         if not best.parallel:
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
             best = trial.better(parts, best, origins) if origins else best
+        if sequential(best.steps):
+            best = _reduced(trial, best)
         if not best.parallel or (most_sequential is not None and not best.leaves_at_most(most_sequential)):
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
@@ -136,6 +139,18 @@ def _scheduled(
 ) -> _Candidate:
     found = dependences(modelled.statements)
     return _Candidate(context, nest, modelled, schedule(modelled.statements, found, origins or {}))
+
+
+def _reduced(trial: _Trial, otherwise: _Candidate) -> _Candidate:
+    """The order of a nest with sequential reductions in parts, if it is better than another one."""
+    alone = {each.number for each in sequential(otherwise.steps)}
+    parts = divided(otherwise.nest, alone, otherwise.model.array_of)
+    for base in (otherwise, otherwise if parts is otherwise.nest else trial.of(parts, otherwise)):
+        alone = {each.number for each in sequential(base.steps)}
+        changed = reassociated(base.nest, alone, base.model.array_of)
+        if changed is not base.nest:
+            return trial.better(changed, otherwise)
+    return otherwise
 
 
 def _in_memory(trial: _Trial, first: _Candidate, otherwise: _Candidate) -> _Candidate:

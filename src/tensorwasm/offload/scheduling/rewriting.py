@@ -132,6 +132,14 @@ def statements_in(body: Iterable[Loop | Statement]) -> Iterator[Statement]:
             yield item
 
 
+def loops_in(body: Iterable[Loop | Statement]) -> Iterator[Loop]:
+    """All loops, in order."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from loops_in(item.body)
+
+
 def divided(nest: Nest, numbers: Container[int], array_of: Mapping[Load | Store, int]) -> Nest:
     """The nest with the statements of some numbers in parts with new numbers; the same nest if none has parts."""
     fresh = count(1 + max((each.number for each in statements_in(nest.body)), default=0))

@@ -1,0 +1,140 @@
+"""Loops that a compiler has unrolled and that reduce terms, as they were.
+
+An iteration then reduces several terms that are alike but for their places: each becomes an iteration of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tensorwasm.offload.affine import coefficient, counters, scale, shift, subtract
+from tensorwasm.offload.nest import (
+    ALWAYS,
+    Affine,
+    Carried,
+    Cell,
+    Constant,
+    Effect,
+    Floor,
+    Index,
+    Input,
+    Load,
+    Loop,
+    Operation,
+    SetCell,
+    Statement,
+    Value,
+)
+from tensorwasm.offload.opcodes import WIDTH_BITS
+from tensorwasm.offload.scheduling.copying import Copier, FreshNumbers
+from tensorwasm.offload.scheduling.footprints import operands_first
+from tensorwasm.offload.scheduling.reductions import Operator, reduction
+
+ADDRESS_BITS: Final = 32
+
+
+def rerolled(loop: Loop, operators: Mapping[Cell, Operator], fresh: FreshNumbers, *, relaxed: bool) -> Loop:
+    """A loop of statements with one term of each reduction in an iteration, or as it is if terms are not alike."""
+    found = [_rolled(item, loop.counter, operators, relaxed=relaxed) for item in loop.body]
+    copies = {number for number, _ in found}
+    if len(copies) != 1 or copies <= {0, 1}:
+        return loop
+    (number,) = copies
+    copier = Copier(fresh, lambda affine: _per_copy(affine, loop.counter, number))
+    return Loop(loop.counter, scale(loop.trip, number), copier.body([item for _, item in found]))
+
+
+def _rolled(
+    item: Loop | Statement, number: int, operators: Mapping[Cell, Operator], *, relaxed: bool
+) -> tuple[int, Loop | Statement]:
+    """How many copies of an iteration a statement is, and the first of them; 0 if they are not alike."""
+    if not isinstance(item, Statement) or item.domain != ALWAYS:
+        return 0, item
+    terms: dict[SetCell, list[Value]] = {}
+    for effect in item.effects:
+        if isinstance(effect, SetCell):
+            found = reduction(effect.value, effect.cell, relaxed=relaxed) if effect.cell in operators else None
+            if found is None:
+                return 0, item
+            terms[effect] = sorted(found.terms, key=_first_place)
+    copies = {len(each) for each in terms.values()}
+    if len(copies) != 1:
+        return 0, item
+    matcher = _Matcher(number, *copies)
+    if not all(matcher.are_copies(each[0], other, at) for each in terms.values() for at, other in enumerate(each)):
+        return 0, item
+    kept = set(operands_first(each[0] for each in terms.values()))
+    effects: list[Effect] = [effect for effect in item.effects if effect in kept]
+    for effect, (first, *_) in terms.items():
+        effects.append(SetCell(effect.cell, operators[effect.cell].of(Carried(effect.cell), first)))
+    return copies.pop(), Statement(item.number, ALWAYS, tuple(effects))
+
+
+def _per_copy(affine: Affine, number: int, copies: int) -> Affine:
+    """The expression for a counter of copies, of which each moves by a part of what an iteration does."""
+    terms = tuple((term, factor // copies if term == number else factor) for term, factor in affine.terms)
+    return Affine(affine.constant, terms)
+
+
+def _first_place(term: Value) -> int:
+    """The constant of the first address or index in a term."""
+    for value in operands_first([term]):
+        if isinstance(value, Load) and value.pointer.terms:
+            return value.pointer.constant + value.offset
+    for value in operands_first([term]):
+        if isinstance(value, Index) and value.affine.terms:
+            return value.affine.constant
+    return 0
+
+
+class _Matcher:
+    """Finds out whether terms are alike but for their places."""
+
+    def __init__(self, number: int, copies: int) -> None:
+        self._number, self._copies = number, copies
+
+    def are_copies(self, first: Value, other: Value, at: int) -> bool:
+        """The other one is what the first one is so many copies later."""
+        pending, seen = [(first, other)], set[tuple[Value, Value]]()
+        while pending:
+            pair = pending.pop()
+            if pair not in seen:
+                seen.add(pair)
+                operands = self._matched(*pair, at)
+                if operands is None:
+                    return False
+                pending += operands
+        return True
+
+    def _matched(self, one: Value, other: Value, at: int) -> list[tuple[Value, Value]] | None:
+        """The operands that have to be alike for two values to be; None if they are not."""
+        match one, other:
+            case Constant(), Constant():
+                same = (one.type, one.bits) == (other.type, other.bits)
+            case Input(), Input():
+                same = one.local == other.local
+            case Carried(), Carried():
+                same = one.cell is other.cell
+            case Index(), Index():
+                bits = WIDTH_BITS[one.type]
+                same = one.type == other.type and self._follows(one.affine, other.affine, at, bits)
+            case Load(), Load():
+                places = [shift(each.pointer, each.offset) for each in (one, other)]
+                same = one.opcode == other.opcode and self._follows(places[0], places[1], at, ADDRESS_BITS)
+            case Operation(), Operation() if len(one.operands) == len(other.operands):
+                if (one.opcode, one.type) != (other.opcode, other.type):
+                    return None
+                return list(zip(one.operands, other.operands, strict=True))
+            case _:
+                return None
+        return [] if same else None
+
+    def _follows(self, one: Affine, other: Affine, at: int, bits: int) -> bool:
+        """The other expression is as far ahead of the first as the counter's stride says, modulo its size."""
+        stride = coefficient(one, self._number)
+        hidden = any(isinstance(term, Floor) and self._number in counters(term.value) for term, _ in one.terms)
+        distance = subtract(other, one)
+        if hidden or distance.terms or stride % self._copies:
+            return False
+        return (distance.constant - at * (stride // self._copies)) % (1 << bits) == 0
