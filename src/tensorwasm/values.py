@@ -26,9 +26,14 @@ Isolation = Literal["guarded", "process", "stream"]
 its guest's memory and stops at its deadline, and verified. ``process``: the processes, one a tenant at least.
 ``stream``: nothing, as for kernels that are trusted; the emulator confines every kernel itself."""
 
+OffloadMath = Literal["exact", "relaxed"]
+"""Whether offloaded loops add and multiply floats in WebAssembly's order, or in any order in sums and products."""
+
 OffloadMode = Literal["off", "auto", "cpu", "gpu"]
 """Where loops run that can run in parallel: in the guest (``off``), on all cores of the host (``cpu``), on the
 runtime's device (``gpu``), or on that if it is a GPU and else the cores (``auto``)."""
+
+OFFLOAD_MATHS: Final[tuple[OffloadMath, ...]] = ("exact", "relaxed")
 
 OFFLOAD_MODES: Final[tuple[OffloadMode, ...]] = ("off", "auto", "cpu", "gpu")
 ISOLATIONS: Final[tuple[Isolation, ...]] = ("guarded", "process", "stream")

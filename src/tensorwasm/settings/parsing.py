@@ -12,10 +12,12 @@ from tensorwasm.values import (
     ISOLATIONS,
     MEMORY_KINDS,
     NEWEST_PTX,
+    OFFLOAD_MATHS,
     OFFLOAD_MODES,
     OLDEST_PTX,
     Isolation,
     MemoryKind,
+    OffloadMath,
     OffloadMode,
 )
 
@@ -101,6 +103,14 @@ def checked_offload(name: str, mode: str) -> OffloadMode:
         if mode == known:
             return known
     raise InvalidArgs(f"{name} is one of {', '.join(OFFLOAD_MODES)}, not {mode[:64]!r}")
+
+
+def checked_offload_math(name: str, math: str) -> OffloadMath:
+    """Return how sums of floats are made, or raise InvalidArgs with the name and the valid ways."""
+    for known in OFFLOAD_MATHS:
+        if math == known:
+            return known
+    raise InvalidArgs(f"{name} is one of {', '.join(OFFLOAD_MATHS)}, not {math[:64]!r}")
 
 
 def checked_isolation(name: str, isolation: str) -> Isolation:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from tensorwasm.cli.local.run import Memory, Timeout, read_limits
+from tensorwasm.cli.local.run import MathOrder, Memory, Timeout, read_limits
 from tensorwasm.cli.local.snapshot import parse_call
 from tensorwasm.cli.options import Args, Argument, Export, Option, for_typer, read_bytes
 from tensorwasm.cli.output import Output, print_json, print_record, print_table
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
+from tensorwasm.settings.parsing import checked_offload_math
 
 if TYPE_CHECKING:
     from tensorwasm.guest.imports.offload.recording import RegionStatistics
@@ -110,6 +111,7 @@ def run_offloaded(
     compare: Compare = False,
     repeat: Repeat = 1,
     timeline: Timeline = None,
+    offload_math: MathOrder = "exact",
     timeout: Timeout = None,
     memory: Memory = None,
     output: Output = "text",
@@ -125,7 +127,8 @@ def run_offloaded(
     before = [MeasuredCall(*parse_call(text, "--setup")) for text in setup or ()]
     anywhere: OffloadMode | None = "cpu" if device == "cpu" else "auto" if device == "auto" else None
     with Runtime("auto" if anywhere else device, limits=read_limits(timeout, memory)) as runtime:
-        function = runtime.load(wasm, name=file.stem, offload=anywhere or "gpu", offload_waits=True)
+        math = checked_offload_math("--offload-math", offload_math)
+        function = runtime.load(wasm, name=file.stem, offload=anywhere or "gpu", offload_math=math, offload_waits=True)
         offloading, spans = function.offloading, SpanLog()
         if offloading is not None and timeline is not None:
             offloading.spans = spans
@@ -227,7 +230,9 @@ def _planned(key: PlanKey, offloading: Offloading, *, ptx: bool) -> dict[str, An
 
     row: dict[str, Any] = {**key._asdict(), "listing": [], "ptx": None, "reason": None, "detail": None}
     try:
-        program = plan_region(offloading.cut.lone[key.region], key.integers, key.memory_bytes)
+        program = plan_region(
+            offloading.cut.lone[key.region], key.integers, key.memory_bytes, relaxed=offloading.math == "relaxed"
+        )
         row["listing"] = list_program(program)
         row["ptx"] = compile_for_gpu(program, _ARCHITECTURE).ptx if ptx else None
     except Declined as declined:

@@ -27,9 +27,10 @@ from tensorwasm.settings.parsing import (
     checked_memory_kind,
     checked_memory_mib,
     checked_offload,
+    checked_offload_math,
     checked_seconds,
 )
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, OffloadMode
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Limits, OffloadMath, OffloadMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,13 @@ Directory = Annotated[
         "single file, with :ro. Repeatable.",
     ),
 ]
+MathOrder = Annotated[
+    str,
+    Option(
+        metavar="exact|relaxed",
+        help="Whether these loops add up and multiply floats in WebAssembly's order, or in another one.",
+    ),
+]
 Offload = Annotated[
     str,
     Option(
@@ -134,6 +142,7 @@ def run(
     directory: Directory = None,
     env: Env = None,
     offload: Offload = "off",
+    offload_math: MathOrder = "exact",
     checked: Checked = False,
     verbose: Verbose = False,
 ) -> int:
@@ -157,7 +166,7 @@ def run(
     gpu_bytes = None if gpu_quota is None else checked_count("--gpu-quota", gpu_quota) * MIB
     call = _read_call(file, arguments, args, memory_kind, grant, directory, env)
     open_runtime = partial(Runtime, device or current().device, limits=limits, gpu_bytes=gpu_bytes, checked=checked)
-    outcome = _run(file, export, call, limits, open_runtime, checked_offload("--offload", offload))
+    outcome = _run(file, export, call, limits, open_runtime, _read_loops(offload, offload_math))
     for name in outcome.truncated:
         sys.stderr.write(f"warning: the guest's {name} was cut after {max_output} MiB\n")
     if verbose:
@@ -205,26 +214,34 @@ def _read_call(
     }
 
 
+def _read_loops(offload: str, math: str) -> tuple[OffloadMode, OffloadMath]:
+    """Return where loops run, and how they add up floats."""
+    return checked_offload("--offload", offload), checked_offload_math("--offload-math", math)
+
+
 def _run(
     file: Path,
     export: str | None,
     call: dict[str, Any],
     limits: Limits,
     open_runtime: Callable[[], Runtime],
-    offload: OffloadMode,
+    loops: tuple[OffloadMode, OffloadMath],
 ) -> Invocation:
     """Load the module, call it and print its results."""
     from tensorwasm.guest.sandbox.wasi_io import release_all  # noqa: PLC0415 - keeps --help quick
     from tensorwasm.runtime.invoke.deployed_module import check_export  # noqa: PLC0415 - the same
 
     limited = limits.output_bytes != sys.maxsize
+    offload, math = loops
     on_device = call["grants"].cuda or offload in {"auto", "gpu"}
     watch = partial(watched, limits.wall_s, DEVICE_GRACE_S if on_device else GRACE_S, release_all)
     with _native_end(), open_runtime() as runtime:
         with watch():
             module = read_module(file, limits.module_bytes)
         check = partial(check_export, export=export)
-        function = runtime.load(module, name=file.name, offload=offload, offload_waits=True, check=check)
+        function = runtime.load(
+            module, name=file.name, offload=offload, offload_math=math, offload_waits=True, check=check
+        )
         with watch():
             outcome = function.invoke(
                 export,

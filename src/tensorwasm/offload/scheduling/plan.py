@@ -92,12 +92,18 @@ class _Trial:
 
 
 def plan(
-    nest: Nest, memory_bytes: int, max_operations: int = MAX_OPERATIONS, *, most_sequential: int | None = None
+    nest: Nest,
+    memory_bytes: int,
+    max_operations: int = MAX_OPERATIONS,
+    *,
+    most_sequential: int | None = None,
+    relaxed: bool = False,
 ) -> NestProgram:
     """A parallel order of a nest on a memory of a size.
 
     The program's nest is another one with the same effect: some loads stand in place of cells, and statements may be
     in parts. Single threads run at most ``most_sequential`` iterations, or less than half of the work if that is None.
+    If it is ``relaxed``, sums and products of floats are reductions, too.
 
     Raises:
         Declined: there is none, or the nest would trap, or the analysis takes too long.
@@ -123,7 +129,7 @@ def plan(
             parts, origins = split(best.nest, sequential(best.steps), dependences(best.model.statements))
             best = trial.better(parts, best, origins) if origins else best
         if sequential(best.steps):
-            best = _reduced(trial, best)
+            best = _reduced(trial, best, relaxed=relaxed)
         if not best.parallel or (most_sequential is not None and not best.leaves_at_most(most_sequential)):
             raise Declined(DeclineReason.SEQUENTIAL)
         cells = storages(best.nest, best.model, best.steps)
@@ -141,13 +147,13 @@ def _scheduled(
     return _Candidate(context, nest, modelled, schedule(modelled.statements, found, origins or {}))
 
 
-def _reduced(trial: _Trial, otherwise: _Candidate) -> _Candidate:
+def _reduced(trial: _Trial, otherwise: _Candidate, *, relaxed: bool) -> _Candidate:
     """The order of a nest with sequential reductions in parts, if it is better than another one."""
     alone = {each.number for each in sequential(otherwise.steps)}
     parts = divided(otherwise.nest, alone, otherwise.model.array_of)
     for base in (otherwise, otherwise if parts is otherwise.nest else trial.of(parts, otherwise)):
         alone = {each.number for each in sequential(base.steps)}
-        changed = reassociated(base.nest, alone, base.model.array_of)
+        changed = reassociated(base.nest, alone, base.model.array_of, relaxed=relaxed)
         if changed is not base.nest:
             return trial.better(changed, otherwise)
     return otherwise

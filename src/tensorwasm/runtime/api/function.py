@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.runtime.snapshots.live import LiveInstance
     from tensorwasm.runtime.warm import WarmPool
-    from tensorwasm.values import Deadline, DeviceInfo, Limits, MemoryKind, OffloadMode
+    from tensorwasm.values import Deadline, DeviceInfo, Limits, MemoryKind, OffloadMath, OffloadMode
 
 
 Name = str | os.PathLike[str]
@@ -59,10 +59,11 @@ class Function(DeployedModule):
         prepared: LinkedModule,
         offload: OffloadMode = "off",
         *,
+        offload_math: OffloadMath = "exact",
         offload_waits: bool = False,
     ) -> None:
         """Wrap a module whose imports are resolved; `Runtime.load` does this, see `DeployedModule`."""
-        super().__init__(host, name, wasm, prepared, offload, offload_waits=offload_waits)
+        super().__init__(host, name, wasm, prepared, offload, offload_math=offload_math, offload_waits=offload_waits)
         self.dispatch = Dispatcher(self)  # runs its calls
         if self.cutting is not None:
             self.cutting.add_done_callback(lambda _: self.dispatch.forget())  # plans that it runs as it is

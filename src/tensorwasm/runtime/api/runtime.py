@@ -27,7 +27,7 @@ from tensorwasm.runtime.invoke.deployed_module import Host
 from tensorwasm.runtime.invoke.grants import Grants
 from tensorwasm.runtime.invoke.invocation import Invocation
 from tensorwasm.runtime.warm import WarmPool
-from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, OffloadMode, SmPlacement
+from tensorwasm.values import MIB, Deadline, DeviceInfo, Isolation, Limits, OffloadMath, OffloadMode, SmPlacement
 from tensorwasm.wasm.preamble import Preamble
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Runtime:
         warm: int = 0,
         *,
         offload: OffloadMode = "off",
+        offload_math: OffloadMath = "exact",
         offload_waits: bool = False,
         check: Callable[[Preamble], object] | None = None,
         work: StopHook | None = None,
@@ -140,6 +141,7 @@ class Runtime:
             tenant: whose module it is: no other tenant gets its code, or can find out that there is some.
             warm: how many sandboxes to keep ready for this tenant; see `Function.warm`.
             offload: where its loops run that can run in parallel; those of `Function.open` run in the guest.
+            offload_math: ``relaxed`` lets these loops add up and multiply floats in another order than WebAssembly's.
             offload_waits: whether calls wait until their loops' code is ready: for what makes few, and for figures.
             check: called with the module's declarations before it is compiled; its errors are raised here.
             work: stops this; compiling goes on while another thread waits for it.
@@ -162,7 +164,8 @@ class Runtime:
                 check(declared)
 
         compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
-        function = Function(host, name, wasm, self._linker.prepare(compiled), offload, offload_waits=offload_waits)
+        prepared = self._linker.prepare(compiled)
+        function = Function(host, name, wasm, prepared, offload, offload_math=offload_math, offload_waits=offload_waits)
         if warm:
             function.warm(warm, tenant=tenant)
         return function

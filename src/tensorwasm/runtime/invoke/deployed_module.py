@@ -22,7 +22,7 @@ from tensorwasm.artifacts.hashing import blake3
 from tensorwasm.errors import InvalidArgs, MissingExport, NotSupported, TensorWasmError, quote, quote_all
 from tensorwasm.guest.engine.module import COMMAND, INITIALISE
 from tensorwasm.runtime.deploy.form import Form
-from tensorwasm.values import MIB, OFFLOAD_MODES, WASM_PAGE_BYTES
+from tensorwasm.values import MIB, OFFLOAD_MATHS, OFFLOAD_MODES, WASM_PAGE_BYTES
 from tensorwasm.wasm.preamble import Export, Preamble, longest_body
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tensorwasm.runtime.invoke.offloading import Offloading
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
     from tensorwasm.runtime.warm import WarmPool, WarmSpecification
-    from tensorwasm.values import Limits, OffloadMode
+    from tensorwasm.values import Limits, OffloadMath, OffloadMode
 
 _log: Final = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class DeployedModule:
         prepared: LinkedModule,
         offload: OffloadMode = "off",
         *,
+        offload_math: OffloadMath = "exact",
         offload_waits: bool = False,
     ) -> None:
         """Wrap a module whose imports are resolved, and have it cut if its loops are to run elsewhere."""
@@ -125,6 +126,9 @@ class DeployedModule:
         self._forms = {Form(): prepared}
         self._instrumented: InstrumentedModule | None = None
         self._instrumenting = threading.Lock()  # of its own: `cached_property` has one for all modules
+        if offload_math not in OFFLOAD_MATHS:
+            raise InvalidArgs(f"offload_math is one of {', '.join(OFFLOAD_MATHS)}, not {quote(str(offload_math))}")
+        self._math: OffloadMath = offload_math  # whether sums of floats in its loops may be made in any order
         self._waits = offload_waits  # whether calls wait for the cut module, and for plans
         # How its loops run elsewhere, None if none does; without a future they run here.
         self.cutting: Future[Offloading | None] | None = None
@@ -188,7 +192,7 @@ class DeployedModule:
         compiler, tenant = self.host.offload_compiler, self.host.tenant
         try:
             cut = compiler.cut(self._wasm, tenant, work)
-            made = Offloading(compiler, cut, tenant, self.module_hash, waits=self._waits)
+            made = Offloading(compiler, cut, tenant, self.module_hash, self._math, waits=self._waits)
             if made.wasm:
                 self.form(Form(offload=made), work)
         except TensorWasmError as error:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tensorwasm.offload.codegen.nvptx import GpuCode
     from tensorwasm.offload.module import CutModule
     from tensorwasm.runtime.offload.compiler import OffloadCompiler
-    from tensorwasm.values import MemoryKind, OffloadMode
+    from tensorwasm.values import MemoryKind, OffloadMath, OffloadMode
 
 _Code = TypeVar("_Code")
 _NEWEST_ARCHITECTURE: Final = (9, 0)
@@ -57,12 +57,16 @@ class Offloading:
         regions: those with a guard, by their numbers.
         guards: its guards and what it polls, as host functions.
         statistics: of each region, all ended calls together.
+        math: whether sums and products of floats may be added up in another order.
         spans: takes what the time of calls goes to, one after the other; None if nobody asks.
         watched: what regions use in place of a session if someone measures; they then run there whatever it costs.
     """
 
-    def __init__(self, compiler: OffloadCompiler, cut: CutModule, tenant: str, module: bytes, *, waits: bool) -> None:
+    def __init__(
+        self, compiler: OffloadCompiler, cut: CutModule, tenant: str, module: bytes, math: OffloadMath, *, waits: bool
+    ) -> None:
         """Have plans of a tenant's module, by its hash, made; calls wait for them if ``waits``."""
+        self.math = math
         self.cut = cut
         self.regions = cut.regions
         self.wasm = cut.wasm
@@ -155,7 +159,8 @@ class Offloading:
         self, target: tuple[int, int] | str, codes: LoadedCodes[Any], key: PlanKey
     ) -> Future[MadePlan | PlanRefusal] | None:
         region = encode(self.cut.lone[key.region])
-        job = PlanJob(self._tenant, region, key.integers, key.memory_bytes, target, codes.known())
+        known, relaxed = codes.known(), self.math == "relaxed"
+        job = PlanJob(self._tenant, region, key.integers, key.memory_bytes, target, known, relaxed)
         return self._compiler.request(job)
 
 

@@ -48,6 +48,7 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         integers: of a `tensorwasm.offload.plan_cache.PlanKey`, like ``memory_bytes``.
         target: a compute capability, or the host's processor in words.
         known: fingerprints of code that need not be made.
+        relaxed: whether sums and products of floats may be added up in another order.
     """
 
     tenant: str
@@ -56,11 +57,13 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     memory_bytes: int
     target: tuple[int, int] | str
     known: frozenset[bytes] = frozenset()
+    relaxed: bool = False
 
     @property
     def name(self) -> bytes:
         """What the plan is kept under, without code: a hash of all that it depends on, tenant and our code included."""
-        return name_of("plan", code_digest(), self.tenant, self.region, self.integers, self.memory_bytes, self.target)
+        of_call = self.integers, self.memory_bytes, self.target, self.relaxed
+        return name_of("plan", code_digest(), self.tenant, self.region, *of_call)
 
     def code_name(self, fingerprint: bytes) -> bytes:
         """Return what code of plans is kept under."""

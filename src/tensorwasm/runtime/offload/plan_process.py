@@ -123,7 +123,7 @@ def make(job: PlanJob) -> object:
     """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
     try:
         began_ns = time.perf_counter_ns()
-        program = plan_region(decode(job.region), job.integers, job.memory_bytes)
+        program = plan_region(decode(job.region), job.integers, job.memory_bytes, relaxed=job.relaxed)
         planned_ns = time.perf_counter_ns()
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
         made = make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))
@@ -138,14 +138,15 @@ def make(job: PlanJob) -> object:
         return PlanRefusal(DeclineReason.FAULT, type(error).__name__)
 
 
-def plan_region(lone: LoneRegion, integers: Sequence[int], memory_bytes: int) -> NestProgram:
+def plan_region(lone: LoneRegion, integers: Sequence[int], memory_bytes: int, *, relaxed: bool = False) -> NestProgram:
     """Return how a region runs in parallel; raise `Declined` if it cannot. Arguments are those of a `PlanJob`."""
     given = iter(integers)
     local_values = {local: next(given) for local, kind in lone.region.inputs if kind in INTEGERS}
     global_values = {number: next(given) for number, _ in lone.region.globals}
     code = read_region(decode_module(lone.wasm), lone.region)
     nest = build_nest(code, local_values, global_values)
-    return plan(nest, memory_bytes, most_sequential=FUSED_SEQUENTIAL if lone.region.parts > 1 else None)
+    most = FUSED_SEQUENTIAL if lone.region.parts > 1 else None
+    return plan(nest, memory_bytes, most_sequential=most, relaxed=relaxed)
 
 
 def _compile_for_gpu(architecture: tuple[int, int], program: NestProgram) -> GpuCode:
