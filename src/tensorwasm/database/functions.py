@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from tensorwasm.database.schema import ALIASES, FUNCTIONS, VERSIONS, decode, encode, find, page
-from tensorwasm.values import MemoryKind, OffloadMode
+from tensorwasm.values import MemoryKind, OffloadMath, OffloadMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class FunctionOptions:
         memory_kind: how kernels reach linear memory; None for the operator's choice.
         env: WASI environment variables, besides those of an invocation.
         offload: where its loops run that can run in parallel.
+        offload_math: whether these add up and multiply floats in WebAssembly's order.
         model: whether clients of OpenAI's API may use it as a model.
     """
 
@@ -35,6 +36,7 @@ class FunctionOptions:
     env: tuple[tuple[str, str], ...] = ()
     model: bool = False
     offload: OffloadMode = "off"
+    offload_math: OffloadMath = "exact"
 
     @property
     def on_device(self) -> bool:

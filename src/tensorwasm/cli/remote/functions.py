@@ -14,7 +14,7 @@ from tensorwasm.cli.output import Output, print_json, print_record, print_table
 from tensorwasm.cli.remote.client import Client, field_of
 from tensorwasm.cli.remote.commands import CommandGroup, checked_id, client_command, show_line
 from tensorwasm.errors import InvalidArgs, ModuleTooLarge
-from tensorwasm.settings.parsing import checked_memory_mib, checked_offload, checked_seconds
+from tensorwasm.settings.parsing import checked_memory_mib, checked_offload, checked_offload_math, checked_seconds
 from tensorwasm.values import MIB
 
 MAX_MODULE_BYTES: Final = 64 * MIB
@@ -42,6 +42,13 @@ Offload = Annotated[
         metavar="off|auto|cpu|gpu",
         help="Where loops run that can run in parallel: in the guest, on a GPU or else all cores, on all cores, or on "
         "the device.",
+    ),
+]
+MathOrder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="exact|relaxed",
+        help="Whether these loops add up and multiply floats in WebAssembly's order, or in another one.",
     ),
 ]
 Key = Annotated[
@@ -103,13 +110,14 @@ def update_function(
     warm: Warm = None,
     model: Model = None,
     offload: Offload = None,
+    offload_math: MathOrder = None,
     output: Output = "text",
 ) -> None:
     """Give a function a new version, other options or another name, or go back to an earlier version.
 
     If any option is given, the others take the server's defaults.
     """
-    options = read_options(grant, memory, timeout, env, warm, model, offload)
+    options = read_options(grant, memory, timeout, env, warm, model, offload, offload_math)
     body = without_none(name=name, wasm_b64=encode(read_module(file)) if file else None, options=options or None)
     path = FUNCTIONS.path(function)
     if current is not None and not body:
@@ -156,6 +164,7 @@ def deploy(
     warm: Warm = None,
     model: Model = None,
     offload: Offload = None,
+    offload_math: MathOrder = None,
     new: Annotated[
         bool, typer.Option("--new", help="Make another function even if there is one of that name.")
     ] = False,
@@ -170,7 +179,7 @@ def deploy(
         raise InvalidArgs("a module from standard input needs --name")
     query = {"name": name or file.stem, "if_exists": "new_function" if new else "new_version"}
     module = read_module(file)
-    options = read_options(grant, memory, timeout, env, warm, model, offload)
+    options = read_options(grant, memory, timeout, env, warm, model, offload, offload_math)
     headers = key_headers(idempotency_key)
     if options:
         body = {"wasm_b64": encode(module), "options": options, **query}
@@ -195,6 +204,7 @@ def read_options(
     warm: int | None,
     model: bool | None,  # noqa: FBT001 - an option's value, as the others
     offload: str | None,
+    offload_math: str | None = None,
 ) -> dict[str, Any]:
     """Return a function's options for a request, without those that were not given."""
     return without_none(
@@ -205,6 +215,7 @@ def read_options(
         warm=warm,
         model=model,
         offload=None if offload is None else checked_offload("--offload", offload),
+        offload_math=None if offload_math is None else checked_offload_math("--offload-math", offload_math),
     )
 
 

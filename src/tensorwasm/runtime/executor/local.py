@@ -31,7 +31,7 @@ from tensorwasm.runtime.invoke.invocation import (
     PendingInvocation,
 )
 from tensorwasm.runtime.invoke.one_shot import OneShotPlan
-from tensorwasm.values import Deadline, Limits, MemoryKind, OffloadMode
+from tensorwasm.values import Deadline, Limits, MemoryKind, OffloadMath, OffloadMode
 from tensorwasm.yielding import begin_yielding
 
 PLACES: Final = 32
@@ -54,6 +54,7 @@ class FunctionKey(msgspec.Struct, frozen=True, cache_hash=True):
     limits: Limits
     module: bytes
     offload: OffloadMode = "off"
+    offload_math: OffloadMath = "exact"
 
 
 class LocalExecutor:
@@ -220,7 +221,9 @@ class LocalExecutor:
 
     def _load(self, request: Request, work: StopHook) -> Function:
         """Return the compiled module; of several requests that need it at once, one compiles."""
-        key = FunctionKey(request.tenant, request.name, request.limits, request.module, request.offload)
+        key = FunctionKey(
+            request.tenant, request.name, request.limits, request.module, request.offload, request.offload_math
+        )
         with self._lock:
             found = self._functions.get(key)
         if found is not None:
@@ -232,6 +235,7 @@ class LocalExecutor:
             request.limits,
             request.tenant,
             offload=request.offload,
+            offload_math=request.offload_math,
             check=check,
             work=work,
         )

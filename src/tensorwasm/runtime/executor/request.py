@@ -18,7 +18,17 @@ from tensorwasm.errors import InvalidArgs, StdinTooLarge
 from tensorwasm.gpu.limits.accounts import DEFAULT_TENANT
 from tensorwasm.guest.sandbox.wasi_io import Directory
 from tensorwasm.runtime.invoke.grants import Grants
-from tensorwasm.values import MAX_WEIGHT, MEMORY_KINDS, MIB, OFFLOAD_MODES, Limits, MemoryKind, OffloadMode
+from tensorwasm.values import (
+    MAX_WEIGHT,
+    MEMORY_KINDS,
+    MIB,
+    OFFLOAD_MATHS,
+    OFFLOAD_MODES,
+    Limits,
+    MemoryKind,
+    OffloadMath,
+    OffloadMode,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,6 +64,7 @@ _MOST_INTEGER: Final = (1 << 64) - 1
 _TENANT_RULE: Final = f"a tenant is {TENANT_PATTERN}"
 _KIND_RULE: Final = f"memory_kind is {', '.join(MEMORY_KINDS)}"
 _OFFLOAD_RULE: Final = f"offload is {', '.join(OFFLOAD_MODES)}"
+_MATH_RULE: Final = f"offload_math is {', '.join(OFFLOAD_MATHS)}"
 _GPU_RULE: Final = f"gpu_bytes is 0 to {MAX_COUNT}, or None"
 _WEIGHT_RULE: Final = f"weight is 1 to {MAX_WEIGHT}"
 _TEXT_RULE: Final = f"texts and arguments have at most {TEXT_BYTES} bytes together"
@@ -81,6 +92,7 @@ class Request(msgspec.Struct, frozen=True):
     gpu_bytes: int | None = None  # the tenant's cap on device memory where it runs, None for `Runtime.gpu_bytes` there
     weight: int = 1  # the tenant's share of a device's time while others want it too, relative to theirs
     offload: OffloadMode = "off"  # where its loops run that can run in parallel
+    offload_math: OffloadMath = "exact"  # whether these add up and multiply floats in WebAssembly's order
 
     @property
     def on_device(self) -> bool:
@@ -213,6 +225,7 @@ def check_request(request: Request) -> None:
     kind = request.memory_kind
     _require(kind is None or (type(kind) is str and kind in MEMORY_KINDS), _KIND_RULE)
     _require(type(request.offload) is str and request.offload in OFFLOAD_MODES, _OFFLOAD_RULE)
+    _require(type(request.offload_math) is str and request.offload_math in OFFLOAD_MATHS, _MATH_RULE)
     _require(request.gpu_bytes is None or _is_count(request.gpu_bytes), _GPU_RULE)
     weight_fits = type(request.weight) is int and 1 <= request.weight <= MAX_WEIGHT
     _require(weight_fits, _WEIGHT_RULE)

@@ -17,7 +17,15 @@ from tensorwasm.ptx import MAX_PTX_BYTES
 from tensorwasm.ptx.guarded import Width
 from tensorwasm.runtime.executor.request import MAX_COUNT, NAME_CHARACTERS, TENANT_PATTERN, Argument
 from tensorwasm.runtime.offload import MAX_JOB_BYTES
-from tensorwasm.values import MAX_WEIGHT, MOST_EVIDENCE, MOST_MISMATCHES, Isolation, MemoryKind, OffloadMode
+from tensorwasm.values import (
+    MAX_WEIGHT,
+    MOST_EVIDENCE,
+    MOST_MISMATCHES,
+    Isolation,
+    MemoryKind,
+    OffloadMath,
+    OffloadMode,
+)
 
 PROTOCOL: Final = 13
 PART_BYTES: Final = 64 << 10
@@ -95,6 +103,7 @@ class TargetFrame(WorkerFrame, frozen=True):
     limits: tuple[Count, Count, Count, Count, float, Count, Count]
     memory_kind: MemoryKind | None
     offload: OffloadMode
+    offload_math: OffloadMath
 
 
 class InvokeFrame(WorkerFrame, frozen=True):

@@ -45,7 +45,7 @@ from tensorwasm.service.functions.checks import GRANTS, MAX_WARM
 from tensorwasm.service.functions.functions import IfExists
 from tensorwasm.service.functions.records import Note
 from tensorwasm.service.idempotency import Repeated
-from tensorwasm.values import MemoryKind, OffloadMode
+from tensorwasm.values import MemoryKind, OffloadMath, OffloadMode
 
 MAX_VERSION: Final = (1 << 31) - 1
 
@@ -61,6 +61,7 @@ class Options(RecordBody, kw_only=True, omit_defaults=True, forbid_unknown_field
         warm: sandboxes kept ready.
         model: whether clients of OpenAI's API may use it as a model.
         offload: where its loops run that can run in parallel: on a GPU, on all cores, or in the guest.
+        offload_math: whether these loops add up and multiply floats in WebAssembly's order, or in another one.
     """
 
     grants: tuple[Annotated[str, Meta(extra_json_schema={"enum": sorted(GRANTS)})], ...] = ()
@@ -71,6 +72,7 @@ class Options(RecordBody, kw_only=True, omit_defaults=True, forbid_unknown_field
     env: dict[str, str] = msgspec.field(default_factory=dict)
     model: bool = False
     offload: OffloadMode = "off"
+    offload_math: OffloadMath = "exact"
 
     def to_options(self) -> FunctionOptions:
         """Return the service's options."""

@@ -10,7 +10,7 @@ from tensorwasm import settings
 from tensorwasm.database.functions import FunctionOptions
 from tensorwasm.errors import InvalidArgs, InvalidName, NotFound
 from tensorwasm.settings.service import ServiceSettings
-from tensorwasm.values import MEMORY_KINDS, MIB, OFFLOAD_MODES, Limits
+from tensorwasm.values import MEMORY_KINDS, MIB, OFFLOAD_MATHS, OFFLOAD_MODES, Limits
 
 MAX_NAME_BYTES: Final = 256
 
@@ -125,6 +125,8 @@ class Ceilings:
             raise InvalidArgs(f"memory_kind is one of {', '.join(MEMORY_KINDS)}")
         if options.offload not in OFFLOAD_MODES:
             raise InvalidArgs(f"offload is one of {', '.join(OFFLOAD_MODES)}")
+        if options.offload_math not in OFFLOAD_MATHS:
+            raise InvalidArgs(f"offload_math is one of {', '.join(OFFLOAD_MATHS)}")
         if not 0 <= options.warm <= MAX_WARM:
             raise InvalidArgs(f"warm is 0 to {MAX_WARM}")
         check_environment(options.env)

@@ -98,4 +98,5 @@ def worker_request(resolved: Resolved, request: InvocationRequest, deadline: Dea
         gpu_bytes=policy.quotas.get("gpu_bytes"),
         weight=policy.weight,
         offload=options.offload,
+        offload_math=options.offload_math,
     )

@@ -31,7 +31,7 @@ class Target:
     def of(cls, frame: TargetFrame, module: bytes) -> Target:
         """Return the target that a frame describes, with its module."""
         grants = Grants(frame.cuda, tuple(Directory(*each) for each in frame.directories))
-        key = FunctionKey(frame.tenant, frame.name, Limits(*frame.limits), module, frame.offload)
+        key = FunctionKey(frame.tenant, frame.name, Limits(*frame.limits), module, frame.offload, frame.offload_math)
         return cls(frame, key, grants)
 
 
@@ -107,6 +107,7 @@ def make_request(frame: InvokeFrame, target: Target, stdin: bytes, given: bytes)
         memory_kind=common.memory_kind,
         gpu_bytes=frame.gpu_bytes,
         offload=common.offload,
+        offload_math=common.offload_math,
     )
 
 

@@ -282,6 +282,7 @@ def target_key(request: Request) -> Hashable:
         request.memory_kind,
         request.weight,
         request.offload,
+        request.offload_math,
     )
 
 
@@ -299,6 +300,7 @@ def make_target(request: Request, target: int, module: int) -> TargetFrame:
         limits=(memory_bytes, table_elements, module_bytes, stack_bytes, float(wall_s), output_bytes, stdin_bytes),
         memory_kind=request.memory_kind,
         offload=request.offload,
+        offload_math=request.offload_math,
     )
 
 
