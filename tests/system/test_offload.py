@@ -30,6 +30,12 @@ void EXPORT(steps)(int t, int n) {
   }
 }
 void EXPORT(fail)(int n) { for (int i = 0; i < n; i++) x[i] += 2 * i; __builtin_trap(); }
+double EXPORT(total)(int n) {
+  double sum = 0;
+  for (int i = 0; i < n; i++) y[i] = 1.0 / (i + 3);
+  for (int i = 0; i < n; i++) sum += y[i];
+  return sum;
+}
 void EXPORT(chain)(int n) { for (int i = 1; i < n; i++) y[i] += y[i - 1]; }
 void EXPORT(say)(int n) { for (int i = 0; i < n; i++) x[i] += 2 * i; emit(x, 8 * n); }
 """
@@ -102,6 +108,19 @@ def test_the_word_is_kept_and_shown(client, wasm, mode):
     assert version["options"] == {"offload": mode}
 
 
+def test_floats_are_added_up_in_another_order_where_a_deploy_says_so(client, wasm):
+    exact, relaxed = (deploy(client, wasm, offload="gpu", offload_math=math) for math in ("exact", "relaxed"))
+    (version,) = client.get(f"/functions/{relaxed}/versions").json()["versions"]
+    assert version["options"] == {"offload": "gpu", "offload_math": "relaxed"}
+    in_order = sum(1.0 / (i + 3) for i in range(COUNT))
+    found = {}
+    for function in (exact, relaxed):
+        await_code(client, function, "total", COUNT)
+        (found[function],) = invoke(client, function, "total", COUNT).json()["result"]
+    assert found[exact] == in_order
+    assert 0 < abs(found[relaxed] - in_order) < 1e-12
+
+
 def test_a_deploy_that_does_not_know_the_word_is_as_before(client, wasm):
     function = deploy(client, wasm)
     assert client.get(f"/functions/{function}/versions").json()["versions"][0]["options"] == {}
@@ -110,9 +129,10 @@ def test_a_deploy_that_does_not_know_the_word_is_as_before(client, wasm):
 
 
 def test_another_word_is_refused(client, wasm):
-    body = {"name": "loops", "wasm_b64": base64.b64encode(wasm).decode(), "options": {"offload": "tpu"}}
-    answer = client.post("/functions", json=body)
-    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "invalid_json")
+    for options in ({"offload": "tpu"}, {"offload_math": "fast"}):
+        body = {"name": "loops", "wasm_b64": base64.b64encode(wasm).decode(), "options": options}
+        answer = client.post("/functions", json=body)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -49,11 +49,13 @@ def test_given_options_are_sent_with_the_module(server, cli, module):
         "--model",
         "--offload",
         "auto",
+        "--offload-math",
+        "relaxed",
     )
     done = cli("deploy", module, *options, "--output", "json", "--idempotency-key", "once")
     assert (done.code, json.loads(done.out)) == (0, {"id": ID})
     wanted = {"grants": ["cuda"], "memory_mib": 64, "timeout_s": 2.5, "env": {"A": "b=c"}, "warm": 2, "model": True}
-    wanted |= {"offload": "auto"}
+    wanted |= {"offload": "auto", "offload_math": "relaxed"}
     body = {"name": "added", "wasm_b64": base64.b64encode(WASM).decode(), "options": wanted}
     assert server.bodies == [body | {"if_exists": "new_version"}]
     assert server.requests[0].headers["Idempotency-Key"] == "once"
@@ -63,6 +65,12 @@ def test_loops_run_in_no_other_place_than_there_is(server, cli, module):
     done = cli("deploy", module, "--offload", "tpu")
     assert (done.code, server.requests) == (2, [])
     assert "--offload is one of off, auto, cpu, gpu" in done.err
+
+
+def test_floats_are_added_up_in_no_other_way_than_there_is(server, cli, module):
+    done = cli("deploy", module, "--offload-math", "fast")
+    assert (done.code, server.requests) == (2, [])
+    assert "--offload-math is one of exact, relaxed" in done.err
 
 
 def test_another_function_of_a_name_is_made_only_with_new(server, cli, module):

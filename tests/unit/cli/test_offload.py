@@ -251,3 +251,35 @@ def test_a_module_is_run_as_it_is_unless_it_is_said(cli, file):
     done = cli("run", file, "--export", "init", "--args", "[200]", "--verbose")
     assert (done.code, "loops" in done.err) == (0, False)
     assert cli("run", file, "--export", "init", "--args", "[200]", "--offload", "tpu").code == 2
+
+
+TOTAL = """
+static double z[2048];
+double __attribute__((export_name("total")))
+total(int n) {
+  double sum = 0;
+  for (int i = 0; i < n; i++) z[i] = 1.0 / (i + 3);
+  for (int i = 0; i < n; i++) sum += z[i];
+  return sum;
+}
+"""
+
+
+def test_floats_are_added_up_in_another_order_where_that_is_said(cli, file):
+    file.write_bytes(compile_c(TOTAL, "-O1"))
+    given = ["--export", "total", "--args", "[2000]"]
+    in_order = sum(1.0 / (i + 3) for i in range(2000))
+    found = []
+    for math in ("exact", "relaxed"):
+        alone = cli("run", file, *given, "--offload", "cpu", "--offload-math", math)
+        counted = cli("offload", "run", file, *given, "--offload-math", math, "--output", "json")
+        found.append(float(alone.out))
+        assert json.loads(json.loads(counted.out)["offloaded"]["results"]) == found[-1:]
+    assert found[0] == in_order
+    assert 0 < abs(found[1] - in_order) < 1e-12
+
+
+def test_an_unknown_order_of_sums_is_refused(cli, file):
+    done = cli("offload", "run", file, "--export", "init", "--args", "[9]", "--offload-math", "fast")
+    assert done.code == 2
+    assert "--offload-math is one of exact, relaxed" in done.err
