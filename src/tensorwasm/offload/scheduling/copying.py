@@ -35,7 +35,7 @@ class FreshNumbers:
 
     def __init__(self, nest: Nest) -> None:
         statements = list(statements_in(nest.body))
-        cells = (cell.number for each in statements for cell, _ in cell_accesses(each))
+        cells = (access.cell.number for each in statements for access in cell_accesses(each))
         self._statements = count(1 + max((each.number for each in statements), default=0))
         turns = (each.counter for statement in statements for each in whiles_of(statement.effects))
         self._counters = count(1 + max((*turns, *(loop.counter for loop in loops_in(nest.body))), default=0))

@@ -52,12 +52,17 @@ def reassociated(
 ) -> Nest:
     """The nest with loops around some statements as reductions in parts; the same nest if there are none.
 
+    A nest in which one loop reads cells of another is not changed.
+
     Args:
         nest: what to change.
         numbers: of statements that make a loop worth it.
         array_of: of each access that runs.
         relaxed: whether sums and products of floats are reductions.
     """
+    accesses = (access for each in statements_in(nest.body) for access in cell_accesses(each))
+    if any(access.counters != access.cell.counters for access in accesses):
+        return nest
     body = _Reassociation(nest, numbers, array_of, relaxed=relaxed).body(nest.body, 1)
     return nest if body == nest.body else Nest(body, nest.results)
 
@@ -112,8 +117,8 @@ class _Reassociation:
         self._results = set(cells_in(nest.results.values()))
         self._users: dict[Cell, set[int]] = {}
         for statement in statements_in(nest.body):
-            for cell, _ in cell_accesses(statement):
-                self._users.setdefault(cell, set()).add(statement.number)
+            for access in cell_accesses(statement):
+                self._users.setdefault(access.cell, set()).add(statement.number)
 
     def body(self, items: Body, rows: int, around: tuple[int, ...] = ()) -> Body:
         """The items after the change, of which so many iterations around are parallel."""
@@ -165,8 +170,8 @@ class _Reassociation:
             return None
         parts = [part for item in body for part in (self._divided(item) if item in places else [item])]
         for part in statements_in(parts):
-            for cell, _ in cell_accesses(part):
-                self._users.setdefault(cell, set()).add(part.number)
+            for access in cell_accesses(part):
+                self._users.setdefault(access.cell, set()).add(part.number)
         without = Loop(loop.counter, loop.trip, tuple(parts))
         found = self._loop(without, rows, around)
         return None if without in found else [*before, *found, self._fresh.statement(*after)]
@@ -374,11 +379,11 @@ def _set_in(loop: Loop) -> list[Cell]:
 
 
 def _cells_set(item: Loop | Statement) -> set[Cell]:
-    return {cell for each in statements_in([item]) for cell, is_set in cell_accesses(each) if is_set}
+    return {access.cell for each in statements_in([item]) for access in cell_accesses(each) if access.write}
 
 
 def _cells_used(item: Loop | Statement) -> set[Cell]:
-    return {cell for each in statements_in([item]) for cell, is_set in cell_accesses(each) if not is_set}
+    return {access.cell for each in statements_in([item]) for access in cell_accesses(each) if not access.write}
 
 
 def _accesses(items: Iterable[Loop | Statement]) -> Iterable[Load | Store]:

@@ -95,16 +95,15 @@ class PlanOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         if isinstance(found, MadePlan):
             code = None if found.code is None else encode(found.code)
             plan = encode(replace(found, code=None, analysed_ns=0, compiled_ns=0))
-            times = {"analysed_ns": found.analysed_ns, "compiled_ns": found.compiled_ns}
-            return cls(plan, found.fingerprint, code, **times)
+            return cls(plan, found.fingerprint, code, analysed_ns=found.analysed_ns, compiled_ns=found.compiled_ns)
         return cls(encode(found), passing=isinstance(found, PlanRefusal) and found.reason in _PASSING)
 
     def read(self) -> Any:
         """Return the `MadePlan` or the `PlanRefusal`; raise what `decode` does."""
         found = decode(self.plan)
         if isinstance(found, MadePlan):
-            times = {"analysed_ns": self.analysed_ns, "compiled_ns": self.compiled_ns}
-            return replace(found, code=None if self.code is None else decode(self.code), **times)
+            code = None if self.code is None else decode(self.code)
+            return replace(found, code=code, analysed_ns=self.analysed_ns, compiled_ns=self.compiled_ns)
         return found
 
 
