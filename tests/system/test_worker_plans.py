@@ -15,7 +15,7 @@ from loops import compile_c
 from tensorwasm.errors import DeviceFault
 from tensorwasm.runtime.deploy import kernel_folder
 from tensorwasm.runtime.executor.request import Request
-from tensorwasm.runtime.workers.plans import WorkerPlans
+from tensorwasm.runtime.workers.kernels.plans import WorkerPlans
 from tensorwasm.runtime.workers.pool import WorkerExecutor
 
 if sys.platform == "win32":

@@ -36,7 +36,7 @@ _EVEN_STEPS: Final = tuple([1 << exponent for exponent in range(9)])
 
 
 @dataclass(frozen=True, slots=True)
-class CountedLoop:
+class LoopCount:
     """How a loop counts. Places are in its body, which begins behind its first instruction.
 
     Attributes:
@@ -110,7 +110,7 @@ class LocalTerm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Test:
+class _Comparison:
     relation: str
     left: _Pushed
     right: _Pushed
@@ -120,11 +120,11 @@ class _Test:
 class _Pushed:
     """What is on the stack, if it is known, and the instruction, if it is one alone, that has left it there."""
 
-    value: LocalTerm | _Test | None
+    value: LocalTerm | _Comparison | None
     alone: Instruction | None = None
 
 
-def find_count(body: Sequence[Instruction]) -> CountedLoop | None:
+def find_count(body: Sequence[Instruction]) -> LoopCount | None:
     """Return how an innermost loop counts, given what is between its first instruction and its ``end``."""
     branch = _only_branch(body)
     if branch is None:
@@ -183,7 +183,7 @@ class LocalState:
         """Return what a local holds."""
         return self._locals.get(local, LocalTerm(local, 0))
 
-    def count(self, relation: str, value: _Pushed, bound: Instruction) -> CountedLoop | None:
+    def count(self, relation: str, value: _Pushed, bound: Instruction) -> LoopCount | None:
         """Return a count with a tested value and a bound, None if it has no step, or one that does not lead there."""
         term = value.value
         after = self._locals.get(term.local) if isinstance(term, LocalTerm) and term.local is not None else None
@@ -193,7 +193,7 @@ class LocalState:
         is_even = relation == "ne" and abs(step) in _EVEN_STEPS
         if not step or not (is_even or relation[:2] in (("lt", "le") if step > 0 else ("gt", "ge"))):
             return None
-        return CountedLoop(relation, bound, term.local, term.offset, step)
+        return LoopCount(relation, bound, term.local, term.offset, step)
 
     def is_same(self, instruction: Instruction) -> bool:
         """Return whether an instruction leaves the same on the stack in all iterations."""
@@ -221,18 +221,20 @@ class LocalState:
             self._stack.append(_Pushed(_combined(operation, left, right)))
         elif name == "i32.eqz":
             test = self.pop().value
-            negated = _Test(_NEGATED[test.relation], test.left, test.right) if isinstance(test, _Test) else None
+            negated = (
+                _Comparison(_NEGATED[test.relation], test.left, test.right) if isinstance(test, _Comparison) else None
+            )
             self._stack.append(_Pushed(negated))
         else:
             self._stack.clear()
 
 
-def _combined(operation: str, left: _Pushed, right: _Pushed) -> LocalTerm | _Test | None:
+def _combined(operation: str, left: _Pushed, right: _Pushed) -> LocalTerm | _Comparison | None:
     one, other = left.value, right.value
     if operation in _NEGATED:
-        return _Test(operation, left, right)
+        return _Comparison(operation, left, right)
     if operation == "and":
-        return one if isinstance(one, _Test) and other == LocalTerm(None, 1) else None
+        return one if isinstance(one, _Comparison) and other == LocalTerm(None, 1) else None
     if isinstance(one, LocalTerm) and isinstance(other, LocalTerm):
         if operation == "add" and one.local is None:
             one, other = other, one

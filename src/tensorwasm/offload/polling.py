@@ -14,6 +14,7 @@ calls. A call counts as more, and an instruction over many bytes as their number
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from typing import Final
 
 from tensorwasm.offload.analysis.regions import blocks_of, local_types
 from tensorwasm.offload.analysis.tree import OPENING, locals_of, mark_live, parse
-from tensorwasm.offload.counting import CountedLoop, find_count
+from tensorwasm.offload.counting import LoopCount, find_count
 from tensorwasm.offload.declined import Declined
 from tensorwasm.wasm import edit
 from tensorwasm.wasm.definitions import CodeEntry, Global
@@ -34,7 +35,11 @@ POLL: Final = "poll"
 BUDGET: Final = 1 << 24
 """Most instructions between two polls: some milliseconds, or a second if all of them miss the caches."""
 FIRST_BUDGET: Final = 1 << 20
-"""Of an instance; how many follow is up to the host."""
+"""Of an instance; `PollPace` says how many follow."""
+TARGET_NS: Final = 20_000_000
+"""Between two polls, unless the whole budget takes less."""
+LEAST_BUDGET: Final = 1 << 16
+"""Some 20 us, or 6 ms."""
 
 _SMALL_FUNCTION: Final = 64
 _PIECE: Final = 16
@@ -225,7 +230,7 @@ class _PollingBody:
         used = {item[1] for item in body if item[0].startswith("local.")}
         return loop.start in self._live and all(map(self._is_kept, used)) and ("return",) not in body
 
-    def _counting(self, loop: _PolledLoop, body: Sequence[Instruction], count: CountedLoop) -> Iterator[Instruction]:
+    def _counting(self, loop: _PolledLoop, body: Sequence[Instruction], count: LoopCount) -> Iterator[Instruction]:
         """Yield a loop as it is for when it is over soon, and the call of one in pieces for when it is not."""
         exits = sorted({label - depth for depth, label in _labels(body) if label > depth})
         units = loop.units
@@ -358,3 +363,22 @@ def _moved(body: Sequence[Instruction], added: int) -> Iterator[Instruction]:
     further = {label - depth: label - depth + added for depth, label in _labels(body) if label > depth}
     for depth, instruction in _with_depths(body):
         yield _relabelled(instruction, depth, further)
+
+
+class PollPace:
+    """How many instructions an instance may run until it polls again, so that polls come in time.
+
+    An instruction takes a third of a nanosecond, or a hundred if it misses all caches, and short functions count for
+    less than they do. So a budget follows from what the one before has taken. Used by one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._budget = FIRST_BUDGET
+        self._polled_ns = time.monotonic_ns()
+
+    def next(self) -> int:
+        """Return the next budget."""
+        now_ns = time.monotonic_ns()
+        taken_ns, self._polled_ns = max(now_ns - self._polled_ns, 1), now_ns
+        self._budget = min(BUDGET, max(LEAST_BUDGET, self._budget * TARGET_NS // taken_ns))
+        return self._budget

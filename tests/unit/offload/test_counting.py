@@ -13,8 +13,7 @@ from oracles.wasm import Running, fault_of
 from tensorwasm.offload import polling
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.counting import find_count
-from tensorwasm.offload.cut import INTERFACE, LONG, OFF, ON, cut
-from tensorwasm.offload.few_trips import SHORT_NS, few_trips
+from tensorwasm.offload.cut import INTERFACE, LONG, OFF, ON, SHORT_NS, cut, few_trips
 from tensorwasm.offload.polling import add_polls
 from tensorwasm.wasm.definitions import CodeEntry, Global
 from tensorwasm.wasm.module import Module, encode

@@ -13,8 +13,8 @@ from tensorwasm.offload.analysis.loops import NestWalk
 from tensorwasm.offload.analysis.regions import LoopRegion, TypedLocal, local_types
 from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.analysis.tree import CodeBlock, mark_live, parse
-from tensorwasm.offload.analysis.vector_stack import VectorCode
-from tensorwasm.offload.analysis.vectors import has_vectors, without_vectors
+from tensorwasm.offload.analysis.vectors.splitting import has_vectors, without_vectors
+from tensorwasm.offload.analysis.vectors.vector_stack import VectorCode
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.lanes import crossing_lane
 from tensorwasm.offload.nest import Input, Nest, ValueType

@@ -9,8 +9,8 @@ from typing import Final
 from tensorwasm.offload.analysis.addresses import data_addresses
 from tensorwasm.offload.analysis.fusion import find_fused
 from tensorwasm.offload.analysis.tree import OPENING, CodeBlock, locals_of, mark_live, parse
-from tensorwasm.offload.analysis.vector_stack import VectorCode
-from tensorwasm.offload.analysis.vectors import has_vectors, vector_shapes
+from tensorwasm.offload.analysis.vectors.splitting import has_vectors, vector_shapes
+from tensorwasm.offload.analysis.vectors.vector_stack import VectorCode
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.lanes import VECTOR, crossing_kind, crossing_number, lane_count
 from tensorwasm.offload.nest import ValueType

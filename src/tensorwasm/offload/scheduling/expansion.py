@@ -55,7 +55,7 @@ def expanded(nest: Nest, model: NestModel) -> tuple[Nest, dict[int, int]]:
 
     The last iteration's stores are a part of their own: few threads have them to do.
     """
-    search = _Search(nest, model)
+    search = _ExpansionSearch(nest, model)
     found = [each for array in model.arrays if (each := search.expansion(array.number)) is not None]
     origins: dict[int, int] = {}
     fresh = 1 + max((each.number for each in statements_in(nest.body)), default=0)
@@ -105,7 +105,7 @@ def _last(expansion: _Expansion, number: int, loops: Mapping[int, Loop]) -> Stat
     return Statement(number, (tuple(at_end),), (with_value(store, Carried(expansion.cell)),))
 
 
-class _Search:
+class _ExpansionSearch:
     """Finds arrays of a nest that may be cells."""
 
     def __init__(self, nest: Nest, model: NestModel) -> None:

@@ -17,7 +17,7 @@ from tensorwasm.offload.scheduling.forwarding import simplified
 from tensorwasm.offload.scheduling.model import NestModel, model
 from tensorwasm.offload.scheduling.pivots import with_pivots
 from tensorwasm.offload.scheduling.polyhedra import limited_context
-from tensorwasm.offload.scheduling.reassociation import reassociated
+from tensorwasm.offload.scheduling.reductions.reassociation import reassociated
 from tensorwasm.offload.scheduling.residing import reloading, resident
 from tensorwasm.offload.scheduling.rewriting import divided, split, statements_in
 from tensorwasm.offload.scheduling.scanning import Scanner

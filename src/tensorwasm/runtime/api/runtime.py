@@ -157,13 +157,10 @@ class Runtime:
             host = Deployment(self, limits or self.limits, tenant, self.warm, self.share)
             check_limits(host.limits)
         wasm, name = read_source(module, name, host.limits.module_bytes)
-
-        def check_all(declared: Preamble) -> None:
-            self._linker.check(declared)
-            if check is not None:
-                check(declared)
-
-        compiled = self.deployer.deploy(self._engine, wasm, host.limits, tenant, check_all, work)
+        checks = [self._linker.check] if check is None else [self._linker.check, check]
+        compiled = self.deployer.deploy(
+            self._engine, wasm, host.limits, tenant, lambda declared: [each(declared) for each in checks], work
+        )
         prepared = self._linker.prepare(compiled)
         function = Function(host, name, wasm, prepared, offload, offload_math=offload_math, offload_waits=offload_waits)
         if warm:

@@ -30,11 +30,11 @@ from tensorwasm.runtime.workers.conversation.flight import Flight, Ticket
 from tensorwasm.runtime.workers.conversation.loop_reader import LoopReader
 from tensorwasm.runtime.workers.devices import list_devices
 from tensorwasm.runtime.workers.isolation import Kernels, check_workers, find_pipes, usual_isolation
+from tensorwasm.runtime.workers.kernels.plans import WorkerPlans
 from tensorwasm.runtime.workers.kernels.service import EarlyKernel, KernelService
 from tensorwasm.runtime.workers.lifecycle import Backoff, State
 from tensorwasm.runtime.workers.options import Notices, WorkerOptions, WorkerStatistics
 from tensorwasm.runtime.workers.placement import GpuShares, PlacedWorker, Start, choose
-from tensorwasm.runtime.workers.plans import WorkerPlans
 from tensorwasm.runtime.workers.worker import Worker
 from tensorwasm.values import MIB, Isolation
 

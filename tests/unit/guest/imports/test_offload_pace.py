@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorwasm.guest.imports.offload import pace
-from tensorwasm.guest.imports.offload.pace import LEAST_BUDGET, TARGET_NS, PollPace
-from tensorwasm.offload.polling import BUDGET, FIRST_BUDGET
+from tensorwasm.offload import polling
+from tensorwasm.offload.polling import BUDGET, FIRST_BUDGET, LEAST_BUDGET, TARGET_NS, PollPace
 
 MISS_NS = 100.0
 
@@ -29,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(pace, "time", made)
+    monkeypatch.setattr(polling, "time", made)
     return made
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from tensorwasm.errors import InternalError
 from tensorwasm.guest.imports.host_function import HostCall, HostFunction, ValType
 from tensorwasm.guest.imports.offload import SERVICE
-from tensorwasm.guest.imports.offload.pace import PollPace
 from tensorwasm.guest.imports.offload.recording import RegionStatistics, SpanLog
 from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
@@ -23,7 +22,7 @@ from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.offload.cut import COMPARED, INTERFACE, LONG, OFF, ON, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
-from tensorwasm.offload.polling import BUDGET, POLL
+from tensorwasm.offload.polling import BUDGET, POLL, PollPace
 from tensorwasm.values import MOST_MISMATCHES, Deadline, OffloadUse
 
 if TYPE_CHECKING:

@@ -28,13 +28,11 @@ from tensorwasm.offload.nest import (
     accesses_of,
     values_of,
 )
-from tensorwasm.offload.scheduling.copying import Copier, FreshNumbers
 from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in
-from tensorwasm.offload.scheduling.lifting import liftable
-from tensorwasm.offload.scheduling.reductions import Operator, Reduction, reduction
-from tensorwasm.offload.scheduling.rerolling import rerolled
+from tensorwasm.offload.scheduling.reductions.copying import Copier, FreshNumbers
+from tensorwasm.offload.scheduling.reductions.matching import Operator, Reduction, ZeroWatch, reduction, with_effects
+from tensorwasm.offload.scheduling.reductions.preparing import liftable, rerolled
 from tensorwasm.offload.scheduling.rewriting import Body, divided, loops_in, statements_in
-from tensorwasm.offload.scheduling.zeros import ZeroWatch, with_effects
 
 LANES: Final = 32
 """Neighbours: lanes of vectors, or threads of a warp."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorwasm.offload.analysis.shapes import NO_MASK, ScalarCode, ShapeVotes, VectorValue
+from tensorwasm.offload.analysis.vectors.shapes import NO_MASK, ScalarCode, ShapeVotes, VectorValue
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.lanes import SCALARS, VECTOR, crossing_kind, crossing_number, lane_count
 from tensorwasm.wasm.instructions import Instruction

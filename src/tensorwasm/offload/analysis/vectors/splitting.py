@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from tensorwasm.offload.analysis.shapes import NO_MASK, MaskLostError, VectorValue
 from tensorwasm.offload.analysis.tree import OPENING
-from tensorwasm.offload.analysis.vector_stack import ZERO, ScalarRegion, VectorCode, VectorStack
+from tensorwasm.offload.analysis.vectors.shapes import NO_MASK, MaskLostError, VectorValue
+from tensorwasm.offload.analysis.vectors.vector_stack import ZERO, ScalarRegion, VectorCode, VectorStack
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.lanes import (
     BITWISE,

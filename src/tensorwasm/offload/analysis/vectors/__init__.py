@@ -1,0 +1,1 @@
+"""Code for vectors as code for their lanes."""

@@ -1,0 +1,1 @@
+"""Reductions in parts, where their result does not depend on order."""
