@@ -9,6 +9,7 @@ import pickle
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -16,11 +17,15 @@ from msgspec.structs import replace
 
 from loops import compile_c
 from tensorwasm import settings
+from tensorwasm.errors import InvalidArgs
 from tensorwasm.guest.imports.offload import shadow
+from tensorwasm.offload.analysis.regions import LoopRegion
+from tensorwasm.offload.analysis.scope import Scope
 from tensorwasm.offload.codegen.sizes import MadePlan
+from tensorwasm.offload.codegen.values import Location
 from tensorwasm.offload.costs import RegionCosts, RunPlace
 from tensorwasm.offload.declined import DeclineReason
-from tensorwasm.offload.module import cut_module
+from tensorwasm.offload.module import LoneRegion, cut_module
 from tensorwasm.offload.plan_cache import NOT_READY, PlanRefusal
 from tensorwasm.runtime import Runtime
 from tensorwasm.runtime.deploy.deployer import Deployer
@@ -29,7 +34,7 @@ from tensorwasm.runtime.invoke.offloading import Offloading
 from tensorwasm.runtime.offload import compiler, plan_job, plan_service, tenant_threads
 from tensorwasm.runtime.offload.compiler import OffloadCompiler
 from tensorwasm.runtime.offload.mismatches import MOST_KEPT, MismatchRecords
-from tensorwasm.runtime.offload.plan_job import PlanJob, encode
+from tensorwasm.runtime.offload.plan_job import PlanJob
 from tensorwasm.runtime.offload.tenant_threads import TenantThreads
 
 PROGRAM = """
@@ -90,7 +95,7 @@ def lone(wasm):
 
 def job(lone, tenant="default", memory_bytes=1 << 17):
     """Return the job of four iterations of `last` at a time: addresses from, to, and of the array."""
-    return PlanJob(tenant, encode(lone), (65536, 0, 148), memory_bytes, "this machine")
+    return PlanJob(tenant, lone, (65536, 0, 148), memory_bytes, "this machine")
 
 
 @pytest.fixture
@@ -173,6 +178,24 @@ def test_a_plan_of_foreign_classes_is_not_read(open_compiler, lone):
     with pytest.raises(pickle.UnpicklingError, match="is in no plan"):
         ask(made, job(lone, "foreign"))
     assert isinstance(ask(made, job(lone)), MadePlan)
+
+
+@pytest.mark.parametrize("named", [Location, DeclineReason, LoopRegion, Scope])
+def test_what_is_read_changes_no_class(named):
+    by_name, change = pickle.dumps(named, 2)[:-1], pickle.dumps((None, {"changed": 1}), 2)[2:-1]
+    with suppress(TypeError, pickle.UnpicklingError):
+        plan_job.decode(by_name + change + pickle.BUILD + pickle.STOP)
+    assert not hasattr(named, "changed")
+
+
+def test_a_job_is_plain_values_and_code_is_kept_by_region(lone):
+    asked = job(lone)
+    assert plan_job.read_job(plan_job.pack(asked)) == asked
+    pickled = replace(asked, region=pickle.dumps(lone))
+    with pytest.raises(InvalidArgs):
+        plan_job.read_job(plan_job.pack(pickled))
+    other = replace(asked, region=LoneRegion(lone.wasm + b"\0", lone.region))
+    assert other.code_name(b"1") != asked.code_name(b"1")
 
 
 @pytest.mark.parametrize("found", [os.system, threading.Thread, compiler.OffloadCompiler, plan_job.decode])

@@ -24,7 +24,7 @@ from tensorwasm.offload.codegen.sizes import LoadedCodes, MadePlan, ReadyPlan
 from tensorwasm.offload.costs import RegionCosts
 from tensorwasm.offload.plan_cache import PlanCache, PlanKey, PlanRefusal
 from tensorwasm.runtime.invoke.device_access import end_session, open_session
-from tensorwasm.runtime.offload.plan_job import PlanJob, encode
+from tensorwasm.runtime.offload.plan_job import PlanJob
 from tensorwasm.values import Deadline
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Offloading:
     def _request(
         self, target: tuple[int, int] | str, codes: LoadedCodes[Any], key: PlanKey
     ) -> Future[MadePlan | PlanRefusal] | None:
-        region = encode(self.cut.lone[key.region])
+        region = self.cut.lone[key.region]
         known, relaxed = codes.known(), self.math == "relaxed"
         job = PlanJob(self._tenant, region, key.integers, key.memory_bytes, target, known, relaxed)
         return self._compiler.request(job)

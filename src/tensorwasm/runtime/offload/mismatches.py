@@ -13,7 +13,7 @@ import msgspec
 
 from tensorwasm.gpu.resources.kernel_store import name_of
 from tensorwasm.offload.module import LoneRegion
-from tensorwasm.runtime.offload.plan_job import code_digest, encode
+from tensorwasm.runtime.offload.plan_job import code_digest, region_name
 
 if TYPE_CHECKING:
     from tensorwasm.gpu.resources.kernel_store import KernelStore
@@ -48,7 +48,7 @@ class MismatchRecords:
 
     def __init__(self, store: KernelStore | None, tenant: str, lone: Sequence[LoneRegion]) -> None:
         self._store = store
-        self._names = [name_of("mismatch", code_digest(), tenant, (each.wasm, encode(each.region))) for each in lone]
+        self._names = [name_of("mismatch", code_digest(), tenant, region_name(each)) for each in lone]
 
     def find(self, region: int) -> MismatchRecord | None:
         """Return the record of a region, by its number; None if none of its runs is known to have differed."""

@@ -1,14 +1,15 @@
 """`PlanJob`: a plan to make, and what it is kept under; `PlanOutcome`: what came of it.
 
-Both cross between processes, some of which untrusted code may have taken over. So regions and plans are bytes in them,
-which only who makes or uses a plan unpickles, with the plain values and the dataclasses of a few packages. Machine code
-for the host is trusted all the same, as Cranelift's is.
+Both cross between processes, some of which untrusted code may have taken over. So a job is plain values of fixed types:
+what is made of it is a plan of what it is kept under. Plans are bytes, which only their user unpickles, with the plain
+values and the dataclasses of a few packages. Machine code for the host is trusted, as Cranelift's is.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from enum import Enum
 from functools import cache
@@ -25,7 +26,9 @@ from tensorwasm.gpu.resources.kernel_store import name_of
 from tensorwasm.guest.imports import offload as targets
 from tensorwasm.offload.codegen.sizes import MadePlan
 from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
+from tensorwasm.runtime import offload as plans
 from tensorwasm.values import MIB
 
 MAX_ANSWER_BYTES: Final = 16 * MIB
@@ -44,7 +47,7 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     Attributes:
         tenant: whose module it is of.
-        region: a `LoneRegion`, encoded.
+        region: what is planned.
         integers: of a `tensorwasm.offload.plan_cache.PlanKey`, like ``memory_bytes``.
         target: a compute capability, or the host's processor in words.
         known: fingerprints of code that need not be made.
@@ -52,7 +55,7 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """
 
     tenant: str
-    region: bytes
+    region: LoneRegion
     integers: tuple[int, ...]
     memory_bytes: int
     target: tuple[int, int] | str
@@ -63,11 +66,11 @@ class PlanJob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     def name(self) -> bytes:
         """What the plan is kept under, without code: a hash of all that it depends on, tenant and our code included."""
         of_call = self.integers, self.memory_bytes, self.target, self.relaxed
-        return name_of("plan", code_digest(), self.tenant, self.region, *of_call)
+        return name_of("plan", code_digest(), self.tenant, region_name(self.region), *of_call)
 
     def code_name(self, fingerprint: bytes) -> bytes:
-        """Return what code of plans is kept under."""
-        return name_of("code", code_digest(), self.tenant, fingerprint, self.target)
+        """Return what code of plans of this region is kept under."""
+        return name_of("code", code_digest(), self.tenant, region_name(self.region), fingerprint, self.target)
 
 
 class PlanOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -129,9 +132,16 @@ def read_outcome(data: bytes) -> PlanOutcome:
     return _outcomes.decode(data)
 
 
+def region_name(region: LoneRegion) -> bytes:
+    """Return a region as bytes, equal for equal ones."""
+    return msgspec.msgpack.encode(region)
+
+
 def encode(value: object) -> bytes:
     """Return a plan, or a part of one, as bytes."""
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    data = io.BytesIO()
+    _PlanPickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+    return data.getvalue()
 
 
 def decode(data: bytes) -> Any:
@@ -139,22 +149,42 @@ def decode(data: bytes) -> Any:
     return _PlanUnpickler(io.BytesIO(data)).load()
 
 
+class _PlanPickler(pickle.Pickler):
+    """Has named tuples made by a call, as `_PlanUnpickler` wants them."""
+
+    def reducer_override(self, value: object) -> Any:
+        return (type(value), tuple(value)) if isinstance(value, tuple) else NotImplemented
+
+
 class _PlanUnpickler(pickle.Unpickler):
-    """Knows the classes of plans alone."""
+    """Makes instances of the classes of plans alone, and can change no class.
+
+    Data may set attributes of what it names: so it gets only classes whose ``__setstate__`` takes an instance, those of
+    frozen dataclasses, and functions in place of others.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith(_PACKAGES) and "." not in name:
             found = super().find_class(module, name)
-            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum | tuple)):
+            if isinstance(found, type) and issubclass(found, Enum | tuple):
+                return _maker(found)
+            if isinstance(found, type) and is_dataclass(found) and "__setstate__" in vars(found):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
+
+
+def _maker(made: type) -> Callable[..., object]:
+    def make(*fields: object) -> object:
+        return made(*fields)
+
+    return make
 
 
 @cache
 def code_digest() -> bytes:
     """Return a hash of the code that makes plans, and of the libraries' versions: plans of other code are not used."""
     total = hasher()
-    for package in (offload, targets):
+    for package in (offload, targets, plans):
         for path in sorted(Path(package.__file__ or "").parent.rglob("*.py")):
             total.update(path.read_bytes())
     for library in _LIBRARIES:

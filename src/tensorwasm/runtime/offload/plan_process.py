@@ -40,8 +40,6 @@ from tensorwasm.runtime.offload.plan_job import (
     PLAN,
     PlanJob,
     PlanOutcome,
-    decode,
-    encode,
     pack,
     read_job,
 )
@@ -82,7 +80,7 @@ def _warm_up() -> None:
     region = LoopRegion(0, 0, len(_SAMPLE) - 1, ((0, "i32"), (1, "i32")), (), (), 1)
     module = Module((FuncType(("i32", "i32"), ()),), functions=(0,), bodies=(CodeEntry.build((), _SAMPLE),))
     for target in ("", (9, 0)):
-        make(PlanJob("", encode(LoneRegion(encode_module(module), region)), (0, 800), 1 << 16, target))
+        make(PlanJob("", LoneRegion(encode_module(module), region), (0, 800), 1 << 16, target))
 
 
 def _answer(memory_bytes: int, cpu_s: int, job: bytes) -> bytes:
@@ -123,7 +121,7 @@ def make(job: PlanJob) -> object:
     """Return code for a plan's target, or a `PlanRefusal`; errors are written to standard error."""
     try:
         began_ns = time.perf_counter_ns()
-        program = plan_region(decode(job.region), job.integers, job.memory_bytes, relaxed=job.relaxed)
+        program = plan_region(job.region, job.integers, job.memory_bytes, relaxed=job.relaxed)
         planned_ns = time.perf_counter_ns()
         compile_code = compile_for_host if isinstance(job.target, str) else partial(_compile_for_gpu, job.target)
         made = make_plan(program, compile_code, job.known, vectors=not isinstance(job.target, str))

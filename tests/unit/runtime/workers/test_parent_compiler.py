@@ -10,7 +10,9 @@ import pytest
 
 from tensorwasm.errors import CapacityExhausted, InvokeTimeout, MalformedPtx
 from tensorwasm.gpu.resources.guarded_compiler import KernelJob, KernelTarget
+from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.declined import DeclineReason
+from tensorwasm.offload.module import LoneRegion
 from tensorwasm.offload.plan_cache import PlanRefusal
 from tensorwasm.runtime.deploy.deployer import StopHook
 from tensorwasm.runtime.offload import MAX_JOB_BYTES
@@ -115,7 +117,7 @@ def test_an_empty_text_is_refused_here(compiler, link):
 
 
 def plan(region=b"region"):
-    return PlanJob("ann", region, (1, 2), 65536, "this machine")
+    return PlanJob("ann", LoneRegion(region, LoopRegion(0, 0, 1, (), (), (), 1)), (1, 2), 65536, "this machine")
 
 
 def test_a_plan_is_what_the_parent_answers(compiler, link, pool):
