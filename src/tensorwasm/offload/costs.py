@@ -1,4 +1,4 @@
-"""Whether a region is faster elsewhere or in the guest, by measurement.
+"""What time tells: whether a region is faster elsewhere or in the guest, and when a guest is to poll again.
 
 Runs are grouped by region and by the power of two of their work, which is an estimate of the accesses to memory. A
 group begins elsewhere. Once that was measured, the region runs in the guest and is measured there too, unless it is
@@ -10,10 +10,17 @@ before a thread has started is tried in the wrong place.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from tensorwasm.offload.polling import BUDGET, FIRST_BUDGET
+
+TARGET_NS: Final = 20_000_000
+"""Between two polls, unless the whole budget takes less."""
+LEAST_BUDGET: Final = 1 << 16
+"""Some 20 us, or 6 ms."""
 LEAST_NS: Final = 0.05
 """The guest takes no less for an access, if the work of a nest is right: it runs on one core."""
 MOST_NS: Final = 20.0
@@ -106,3 +113,22 @@ class RegionCosts:
 
     def _group(self, region: int, work: int) -> _Group:
         return self._groups.setdefault((region, work.bit_length()), _Group())
+
+
+class PollPace:
+    """How many instructions an instance may run until it polls again, so that polls come in time.
+
+    An instruction takes a third of a nanosecond, or a hundred if it misses all caches, and short functions count for
+    less than they do. So a budget follows from what the one before has taken. Used by one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._budget = FIRST_BUDGET
+        self._polled_ns = time.monotonic_ns()
+
+    def next(self) -> int:
+        """Return the next budget."""
+        now_ns = time.monotonic_ns()
+        taken_ns, self._polled_ns = max(now_ns - self._polled_ns, 1), now_ns
+        self._budget = min(BUDGET, max(LEAST_BUDGET, self._budget * TARGET_NS // taken_ns))
+        return self._budget

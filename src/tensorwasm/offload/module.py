@@ -54,18 +54,28 @@ class CutModule:
     lone: tuple[LoneRegion, ...]
 
 
+_UNCUT: Final = CutModule(b"", (), (), ())
+
+
 def cut_module(wasm: bytes) -> CutModule:
-    """Find the regions of a module, cut them out, and make all its code poll.
+    """Find the regions of a module, cut them out, and make all its code poll; a too large or deep module has none.
 
     Raises:
         InvalidWasm: the module is malformed.
     """
     module = decode(wasm)
-    regions: list[LoopRegion] = []
-    declined: list[DeclinedLoop] = []
     loops = any(_LOOP in body.raw for body in module.bodies)
     if len(wasm) > MAX_MODULE_BYTES or not loops or has_long_indices(module):
-        return CutModule(b"", (), (), ())
+        return _UNCUT
+    try:
+        return _cut_out(module)
+    except RecursionError:
+        return _UNCUT
+
+
+def _cut_out(module: Module) -> CutModule:
+    regions: list[LoopRegion] = []
+    declined: list[DeclinedLoop] = []
     for found in find_regions(module) if _shows_memory(module) else ():
         if isinstance(found, DeclinedLoop):
             declined.append(found)

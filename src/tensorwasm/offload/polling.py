@@ -14,7 +14,6 @@ calls. A call counts as more, and an instruction over many bytes as their number
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,16 +35,13 @@ BUDGET: Final = 1 << 24
 """Most instructions between two polls: some milliseconds, or a second if all of them miss the caches."""
 FIRST_BUDGET: Final = 1 << 20
 """Of an instance; `PollPace` says how many follow."""
-TARGET_NS: Final = 20_000_000
-"""Between two polls, unless the whole budget takes less."""
-LEAST_BUDGET: Final = 1 << 16
-"""Some 20 us, or 6 ms."""
 
 _SMALL_FUNCTION: Final = 64
 _PIECE: Final = 16
 _LONG_PIECE: Final = 256
 """Iterations of an innermost loop that one check serves, if it is not clear how it counts, or counts far."""
 _MOST_SAVED: Final = 64
+_MOST_UNITS: Final = (1 << 31) - 1
 _OWN_LOCALS: Final = 2
 _RETURNS_I32: Final = FuncType((), ("i32",))
 _HOST_CALL_UNITS: Final = 1024
@@ -118,15 +114,19 @@ class _PolledLoop:
     """A loop, or the whole function.
 
     Attributes:
+        depth: how many blocks it is the last of.
         units: what one iteration counts for, without loops inside that count for themselves.
         calls: whether something in it may leave the function, except to return.
+        gives: whether a branch out of it carries values.
     """
 
     start: int
     plain: bool
+    depth: int = 0
     end: int = 0
     units: int = 0
     calls: bool = False
+    gives: bool = False
     inside: list[_PolledLoop] = field(default_factory=list)
 
     @property
@@ -135,24 +135,41 @@ class _PolledLoop:
         return self.plain and not self.inside and not self.calls
 
 
-def _find_loops(code: Sequence[Instruction], imported: int) -> _PolledLoop:
+def _find_loops(
+    code: Sequence[Instruction], imported: int, signature: FuncType, types: Sequence[FuncType]
+) -> _PolledLoop:
     """Return the whole function with its loops."""
     stack = [_PolledLoop(-1, plain=False)]
     opened: list[bool] = []  # whether each open block is a loop
+    carrying = [bool(signature.results)]  # whether branches carry values to the function's end, and to each open block
     for place, instruction in enumerate(code):
         name = instruction[0]
         if name in OPENING:
             opened.append(name == "loop")
+            carrying.append(_carries(instruction, types))
             if name == "loop":
-                stack.append(_PolledLoop(place, instruction[1] is None))
-        elif name == "end" and opened.pop():
-            loop = stack.pop()
-            loop.end = place
-            stack[-1].inside.append(loop)
-            stack[-1].calls |= loop.calls
+                stack.append(_PolledLoop(place, instruction[1] is None, len(opened)))
+        elif name == "end":
+            carrying.pop()
+            if opened.pop():
+                loop = stack.pop()
+                loop.end = place
+                stack[-1].inside.append(loop)
+                stack[-1].calls |= loop.calls
+        for _, label in _labels((instruction,)):
+            target = len(opened) - label
+            stack[-1].gives |= target < stack[-1].depth and carrying[target]
         stack[-1].units += _units(instruction, imported)
         stack[-1].calls |= "call" in name or name in _LEAVING
     return stack[0]
+
+
+def _carries(opening: Instruction, types: Sequence[FuncType]) -> bool:
+    """Return whether branches to a block carry values."""
+    name, kind = opening[:2]
+    if isinstance(kind, int):
+        return bool(types[kind].params if name == "loop" else types[kind].results)
+    return kind is not None and name != "loop"
 
 
 def _units(instruction: Instruction, imported: int) -> int:
@@ -171,7 +188,7 @@ class _PollingBody:
         self._body, self._places = module.bodies[number], places
         self._code = self._body.instructions()
         signature = module.types[module.functions[number]]
-        self._function = _find_loops(self._code, len(module.imported("func")))
+        self._function = _find_loops(self._code, len(module.imported("func")), signature, module.types)
         self._params = len(signature.params)
         # Locals of our own: for a budget, and for iterations that are left.
         self._spare = self._params + sum(count for count, _ in self._body.local_runs())
@@ -228,7 +245,8 @@ class _PollingBody:
 
     def _can_outline(self, body: Sequence[Instruction], loop: _PolledLoop) -> bool:
         used = {item[1] for item in body if item[0].startswith("local.")}
-        return loop.start in self._live and all(map(self._is_kept, used)) and ("return",) not in body
+        can_be = loop.start in self._live and not loop.gives and ("return",) not in body
+        return can_be and all(map(self._is_kept, used))
 
     def _counting(self, loop: _PolledLoop, body: Sequence[Instruction], count: LoopCount) -> Iterator[Instruction]:
         """Yield a loop as it is for when it is over soon, and the call of one in pieces for when it is not."""
@@ -264,13 +282,18 @@ class _PollingBody:
         for number in range(len(exits) + 1):
             code += [("end",)] * (number > 0)
             code += [*_stored(taken), ("i32.const", number), ("return",)]
-        locals_ = [(1, kind) for kind in self._types]
-        return self._places.outline(CodeEntry.build(locals_, code))
+        used = {item[1] for item in code if item[0].startswith("local.")}
+        ordered = sorted(used, key=lambda local: (self._types[local], local))
+        places = {local: place for place, local in enumerate(ordered)}
+        code = [(item[0], places[item[1]]) if item[0].startswith("local.") else item for item in code]
+        runs = [(count, kind) for kind, count in Counter(self._types[local] for local in ordered).items()]
+        return self._places.outline(CodeEntry.build(runs, code))
 
     def _in_pieces(self, loop: _PolledLoop, body: Sequence[Instruction], turns: int) -> Iterator[Instruction]:
         """Yield an innermost loop in pieces of so many iterations, which are counted."""
         yield from (("block", None), ("loop", None))
-        yield from self._check((("i32.const", turns * loop.units),), self._live.get(loop.start, 0))
+        units = min(turns * loop.units, _MOST_UNITS)
+        yield from self._check((("i32.const", units),), self._live.get(loop.start, 0))
         yield from (("i32.const", turns), ("local.set", self._left), ("block", None), ("loop", None))
         yield from (("local.get", self._left), ("i32.const", 1), ("i32.sub",), ("local.tee", self._left))
         yield from (("i32.const", 0), ("i32.lt_s",), ("br_if", 1))
@@ -363,22 +386,3 @@ def _moved(body: Sequence[Instruction], added: int) -> Iterator[Instruction]:
     further = {label - depth: label - depth + added for depth, label in _labels(body) if label > depth}
     for depth, instruction in _with_depths(body):
         yield _relabelled(instruction, depth, further)
-
-
-class PollPace:
-    """How many instructions an instance may run until it polls again, so that polls come in time.
-
-    An instruction takes a third of a nanosecond, or a hundred if it misses all caches, and short functions count for
-    less than they do. So a budget follows from what the one before has taken. Used by one thread at a time.
-    """
-
-    def __init__(self) -> None:
-        self._budget = FIRST_BUDGET
-        self._polled_ns = time.monotonic_ns()
-
-    def next(self) -> int:
-        """Return the next budget."""
-        now_ns = time.monotonic_ns()
-        taken_ns, self._polled_ns = max(now_ns - self._polled_ns, 1), now_ns
-        self._budget = min(BUDGET, max(LEAST_BUDGET, self._budget * TARGET_NS // taken_ns))
-        return self._budget

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles.wasm import Running, fault_of, to_wasm
 from strategies.wasm import modules
 from tensorwasm.offload import polling
+from tensorwasm.offload.module import cut_module
 from tensorwasm.offload.polling import add_polls, has_long_indices
 from tensorwasm.wasm.definitions import CodeEntry
 from tensorwasm.wasm.module import Module, decode, encode
@@ -102,3 +103,43 @@ def test_a_small_function_without_loops_and_calls_stays():
     module = decode(to_wasm('(module (func (export "f") (result i32) (i32.const 7)))'))
     assert add_polls(module, "host").bodies == module.bodies
     assert add_polls(module, "host").types[-1] == FuncType((), ("i32",))
+
+
+EXIT_WITH_A_VALUE = """(memory (export "memory") 1) (func (export "f") (param i32 i32) (result i32)
+    (block (result i32) (loop
+        (drop (br_if 1 (i32.const 7) (i32.eq (i32.load (local.get 0)) (i32.const 3))))
+        (local.set 0 (i32.add (local.get 0) (i32.const 4)))
+        (br_if 0 (i32.ne (local.get 0) (local.get 1)))) (i32.const 9)))"""
+RETURN_BY_BRANCH = EXIT_WITH_A_VALUE.replace("(block (result i32) (loop", "(loop").replace(
+    "(i32.const 9)))", "(i32.const 9))"
+)
+EXIT_TO_A_LOOP = """(type $t (func (param i32) (result i32))) (func (export "f") (param i32) (result i32)
+    (local i32) (i32.const 5)
+    (loop (type $t) (local.set 1)
+        (loop (drop (br_if 1 (local.get 1) (i32.eqz (local.get 0))))
+            (br_if 0 (local.tee 0 (i32.sub (local.get 0) (i32.const 1)))))
+        (local.get 1)))"""
+
+
+@pytest.mark.parametrize(
+    "text", [EXIT_WITH_A_VALUE, RETURN_BY_BRANCH, EXIT_TO_A_LOOP], ids=["block", "function", "loop"]
+)
+def test_a_counting_loop_that_is_left_with_a_value(text):
+    assert fault_of(encode(add_polls(decode(to_wasm(f"(module {text})")), "host"))) is None
+
+
+def test_what_is_made_of_many_loops_and_locals_is_bounded():
+    loop = "(loop (br_if 0 (i32.ne (local.tee 0 (i32.add (local.get 0) (i32.const 1))) (i32.const 9))))"
+    wasm = to_wasm(f'(module (func (export "f") (local {"i32 i64 " * 2000}) {loop * 60}))')
+    assert len(encode(add_polls(decode(wasm), "host"))) < 30_000
+
+
+def test_a_loop_that_counts_for_more_than_a_number_holds():
+    grows = "(drop (memory.grow (i32.const 0)))" * 33_000
+    wasm = to_wasm(f'(module (memory 1) (func (export "f") (local i32) (loop {grows} (br_if 0 (local.get 0)))))')
+    assert fault_of(encode(add_polls(decode(wasm), "host"))) is None
+
+
+def test_loops_that_are_nested_too_deep_are_not_cut():
+    wasm = to_wasm(f'(module (memory (export "memory") 1) (func (export "f") {"loop " * 900} {"end " * 900}))')
+    assert cut_module(wasm).wasm == b""

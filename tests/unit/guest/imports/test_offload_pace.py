@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensorwasm.offload import polling
-from tensorwasm.offload.polling import BUDGET, FIRST_BUDGET, LEAST_BUDGET, TARGET_NS, PollPace
+from tensorwasm.offload import costs
+from tensorwasm.offload.costs import LEAST_BUDGET, TARGET_NS, PollPace
+from tensorwasm.offload.polling import BUDGET, FIRST_BUDGET
 
 MISS_NS = 100.0
 
@@ -28,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(polling, "time", made)
+    monkeypatch.setattr(costs, "time", made)
     return made
 
 

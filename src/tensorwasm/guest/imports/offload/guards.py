@@ -18,11 +18,11 @@ from tensorwasm.guest.imports.offload.recording import RegionStatistics, SpanLog
 from tensorwasm.guest.imports.offload.shadow import KeptRanges, ShadowRun, ShadowSampler
 from tensorwasm.offload.analysis.regions import LoopRegion
 from tensorwasm.offload.codegen.sizes import ReadyPlan
-from tensorwasm.offload.costs import RegionCosts, RunPlace
+from tensorwasm.offload.costs import PollPace, RegionCosts, RunPlace
 from tensorwasm.offload.cut import COMPARED, INTERFACE, LONG, OFF, ON, guard_name, guard_signature
 from tensorwasm.offload.declined import Declined, DeclineReason
 from tensorwasm.offload.plan_cache import NOT_READY, PlanCache, PlanKey, PlanRefusal
-from tensorwasm.offload.polling import BUDGET, POLL, PollPace
+from tensorwasm.offload.polling import BUDGET, POLL
 from tensorwasm.values import MOST_MISMATCHES, Deadline, OffloadUse
 
 if TYPE_CHECKING:
