@@ -147,3 +147,15 @@ def test_a_changed_nest_does_the_same(trips, chosen, width):
         run_nest(each, {}, memory)
     assert memories[0] == memories[1]
     event(f"changed: {changed is not nest}")
+
+
+@pytest.mark.parametrize(
+    ("opcode", "loaded"), [("i64.store", None), ("i64.store16", None), ("i64.store", "i64.load"), ("i64.store32", None)]
+)
+def test_elements_without_a_row_and_a_column_have_no_lines(opcode, loaded):
+    place = Affine(0, ((1, 40), (2, 8)))
+    loads = [Load(loaded, place, 0)] if loaded else []
+    body = Statement(0, ALWAYS, (*loads, Store(opcode, place, 0, loads[0] if loads else Constant("i64", 5))))
+    nest = Nest((Loop(0, Affine(3), (Loop(1, Affine(4), (Loop(2, Affine(5), (body,)),)),)),))
+    with limited_context(1_000_000) as context:
+        assert with_pivots(nest, model(context, nest, MEMORY_BYTES)) is nest

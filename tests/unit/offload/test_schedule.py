@@ -28,7 +28,10 @@ from tensorwasm.offload.nest import (
 )
 from tensorwasm.offload.program import For, HostLoop, Kernel, NestProgram
 from tensorwasm.offload.scheduling import plan as planning
+from tensorwasm.offload.scheduling.forwarding import simplified
+from tensorwasm.offload.scheduling.model import model
 from tensorwasm.offload.scheduling.plan import plan
+from tensorwasm.offload.scheduling.polyhedra import limited_context
 
 SIZE = 8
 SCALE = Input("f64", 0)
@@ -420,3 +423,21 @@ def test_an_analysis_that_takes_too_long_is_refused(nest: Nest):
         with pytest.raises(Declined) as declined:
             plan(nest, MEMORY_BYTES, limit)
         assert declined.value.reason is DeclineReason.TOO_LARGE
+
+
+def test_of_two_elements_that_are_handed_on_one_is_stored_in_between():
+    first, second = Cell(0, "f64", (0,)), Cell(1, "f64", (0,))
+    loads = [load(at(100, i0=1)), load(at(300, i0=1))]
+    begin = Statement(0, ALWAYS, (*loads, SetCell(first, loads[0]), SetCell(second, loads[1])))
+    later = [load(at(101, i0=1, i1=1)), load(at(301, i0=1, i1=1))]
+    changes = store(at(301, i0=1, i1=1), times(Carried(first), SCALE)), store(at(500, i0=20, i1=1), Carried(second))
+    turn = Statement(1, ALWAYS, (*later, *changes, SetCell(first, later[0]), SetCell(second, later[1])))
+    nest = Nest((Loop(0, Affine(2), (begin, Loop(1, Affine(9), (turn,)))),))
+    with limited_context(1_000_000) as context:
+        changed = simplified(nest, model(context, nest, MEMORY_BYTES).array_of)
+    assert changed is not nest
+    memories = [random_memory(1), random_memory(1)]
+    for each, memory in zip((nest, changed), memories, strict=True):
+        assert faults(each) == []
+        run_nest(each, LOCALS, memory)
+    assert memories[0] == memories[1]

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
 from tensorwasm.offload.declined import Declined, DeclineReason
-from tensorwasm.offload.nest import Carried, Cell, Load, Operation, SetCell, Statement, Store, Value, values_of
+from tensorwasm.offload.nest import (
+    Affine,
+    Carried,
+    Cell,
+    Load,
+    Operation,
+    SetCell,
+    Statement,
+    Store,
+    Value,
+    accesses_of,
+    values_of,
+)
 from tensorwasm.offload.program import Array
 from tensorwasm.offload.scheduling.polyhedra import Row
 
@@ -55,6 +67,28 @@ def arrays_of(accesses: Iterable[AddressRange]) -> tuple[tuple[Array, ...], dict
             if array_of.setdefault(access.effect, number) != number:
                 raise Declined(DeclineReason.TOO_LARGE, "one access in two arrays")
     return tuple(_array(number, group) for number, group in enumerate(groups)), array_of
+
+
+def may_meet(one: Load | Store, other: Load | Store, array_of: Mapping[Load | Store, int]) -> bool:
+    """Two accesses may touch one byte as far as their arrays tell; one whose array is not known may touch every byte."""
+    arrays = array_of.get(one), array_of.get(other)
+    return None in arrays or arrays[0] == arrays[1]
+
+
+def tell_arrays(array_of: dict[Load | Store, int], statements: Iterable[Statement], parts: Iterable[Statement]) -> None:
+    """Add the arrays of what parts of statements access: those that these access at the same places."""
+    places: dict[tuple[Affine, int], int | None] = {}
+    for access in _accesses(statements):
+        key, array = (access.pointer, access.offset), array_of.get(access)
+        places[key] = array if places.setdefault(key, array) == array else None
+    for access in _accesses(parts):
+        array = places.get((access.pointer, access.offset))
+        if array is not None:
+            array_of.setdefault(access, array)
+
+
+def _accesses(statements: Iterable[Statement]) -> Iterator[Load | Store]:
+    return (access for each in statements for access in accesses_of(each.effects))
 
 
 def _array(number: int, accesses: Sequence[AddressRange]) -> Array:

@@ -23,7 +23,7 @@ from tensorwasm.offload.nest import (
     values_of,
     whiles_of,
 )
-from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in
+from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in, tell_arrays
 from tensorwasm.offload.scheduling.rewriting import Body, pruned, rewritten, statements_in, with_contents
 
 _AccessArrays = Mapping[Load | Store, int]
@@ -48,7 +48,8 @@ def simplified(nest: Nest, array_of: _AccessArrays) -> Nest:
     arrays = dict(array_of)
     kept = set(cells_in(nest.results.values()))
     while (rotation := next(_rotations(body, (), body, arrays, kept), None)) is not None:
-        for statement in rotation.replaced.values():
+        for before, statement in rotation.replaced.items():
+            tell_arrays(arrays, [before], [statement])
             for effect in statement.effects:
                 if isinstance(effect, Load):
                     arrays.setdefault(effect, rotation.array)
@@ -103,7 +104,7 @@ def _rotation(
         return None
     written = {arrays.get(each) for each in _stores(body[before : body.index(after[-1]) if after else index + 1])}
     array = arrays.get(later)
-    if array is None or array != arrays.get(initial) or array in written:
+    if array is None or array != arrays.get(initial) or not written.isdisjoint({array, None}):
         return None
     previous = _moved(later, loop.counter, shift(counter(loop.counter), -1))
     replaced = {setter: with_contents(setter, {}, cell), turning: with_contents(turning, {cell: previous}, cell)}

@@ -180,7 +180,9 @@ def _step(steps: Loop) -> _Step | None:
     roles = [_roles(each, matrix, counter(rows.counter), counter(steps.counter)) for each in elements]
     first = _shape(elements[0], roles[0])
     same = all(first is not None and _shape(each, role) == first for each, role in zip(elements, roles, strict=True))
-    if not same or roles[0] is None or steps.trip.constant > min(columns, rows.trip.constant):
+    if not same or roles[0] is None or {"row", "column"}.isdisjoint(roles[0].values()):
+        return None
+    if steps.trip.constant > min(columns, rows.trip.constant):
         return None
     return _Step(steps, rows, columns, matrix, elements[0].store, roles[0])
 
@@ -235,10 +237,12 @@ def _roles(element: _Element, matrix: _Matrix, row: Affine, pivot: Affine) -> di
         "column": matrix.at(row, pivot),
     }
     opcode = element.store.opcode
+    if not opcode.endswith(".store"):
+        return None
     roles: dict[Load, _Role] = {}
     for load in element.loads:
         role = next((role for role, place in places.items() if _is_at(load, place)), None)
-        if role is None or not opcode.endswith(".store") or load.opcode != opcode.replace("store", "load"):
+        if role is None or load.opcode != opcode.replace("store", "load"):
             return None
         roles[load] = role
     return roles

@@ -25,7 +25,7 @@ from tensorwasm.offload.nest import (
     While,
     load_of,
 )
-from tensorwasm.offload.scheduling.footprints import cells_in
+from tensorwasm.offload.scheduling.footprints import cells_in, may_meet
 from tensorwasm.offload.scheduling.model import NestModel, StatementModel
 from tensorwasm.offload.scheduling.rewriting import (
     pruned,
@@ -147,9 +147,8 @@ def _may_store(statement: Statement, model: StatementModel, place: Load, cell: C
     """A statement in the loops of a cell may store to its place."""
     if model.counters[: len(cell.counters)] != cell.counters:
         return False
-    array = whole.array_of.get(place)
     for store in statement.effects:
-        if not isinstance(store, Store) or (array is not None and whole.array_of.get(store) != array):
+        if not isinstance(store, Store) or not may_meet(place, store, whole.array_of):
             continue
         distance = subtract(shift(store.pointer, store.offset), shift(place.pointer, place.offset))
         if distance.terms or -store.size_bytes < distance.constant < place.size_bytes:

@@ -36,7 +36,7 @@ from tensorwasm.offload.nest import (
 )
 from tensorwasm.offload.scheduling.axes import Axis, AxisPlace
 from tensorwasm.offload.scheduling.dependences import Dependence
-from tensorwasm.offload.scheduling.footprints import cells_in, operands_first
+from tensorwasm.offload.scheduling.footprints import cells_in, may_meet, operands_first
 from tensorwasm.offload.scheduling.model import StatementModel
 from tensorwasm.offload.scheduling.polyhedra import integer
 
@@ -196,7 +196,7 @@ def _must_join(
     if isinstance(earlier, SetCell):
         return earlier.cell in later.cells
     return any(
-        places[load] < places[earlier] and array_of.get(load) == array_of.get(earlier) and not _are_apart(load, earlier)
+        places[load] < places[earlier] and may_meet(load, earlier, array_of) and not _are_apart(load, earlier)
         for load in later.loads
     )
 

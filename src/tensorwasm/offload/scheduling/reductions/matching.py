@@ -151,9 +151,12 @@ class _ReductionMatcher:
             if one is not other:
                 break
             common += 1
+        selected = then.selected or otherwise.selected
+        if selected and max(len(then.terms), len(otherwise.terms)) > common + 1:
+            return None  # of several terms as one, zeros of both signs do not show
         sides = [operator.all_of(side.terms[common:] or (operator.identity,)) for side in (then, otherwise)]
         term = Operation(value.type, "select", (*sides, value.operands[2]))
-        return Reduction(operator, (*then.terms[:common], term), then.selected or otherwise.selected)
+        return Reduction(operator, (*then.terms[:common], term), selected)
 
     def _least(self, value: Operation) -> Reduction | None:
         """The lesser or the greater of two values, which a comparison of them selects."""

@@ -28,7 +28,7 @@ from tensorwasm.offload.nest import (
     accesses_of,
     values_of,
 )
-from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in
+from tensorwasm.offload.scheduling.footprints import cell_accesses, cells_in, may_meet, tell_arrays
 from tensorwasm.offload.scheduling.reductions.copying import Copier, FreshNumbers
 from tensorwasm.offload.scheduling.reductions.matching import Operator, Reduction, ZeroWatch, reduction, with_effects
 from tensorwasm.offload.scheduling.reductions.preparing import liftable, rerolled
@@ -144,7 +144,8 @@ class _Reassociation:
             if rows < MOST_ROWS and not whole.trip.terms and whole.trip.constant >= least:
                 return [*before, *self._parts(whole, operators, around)]
             if has_loops:
-                return [*before, self._inside(whole, whole.body, rows * max(trip, 1), around)]
+                found = self._inside(whole, whole.body, rows * max(trip, 1), around)
+                return [*before, self._renamed(found, around) if kept else found]
         return [self._inside(loop, loop.body, rows, around)]
 
     def _inside(self, loop: Loop, items: Body, rows: int, around: tuple[int, ...]) -> Loop:
@@ -160,6 +161,7 @@ class _Reassociation:
         places: dict[Loop | Statement, None] = {}
         while (place := next(liftable(body, loop.counter, around, self._array_of, self._fresh), None)) is not None:
             body = tuple(place.without if item is place.statement else item for item in body)
+            tell_arrays(self._array_of, [place.statement], [place.without])
             places.pop(place.statement, None)
             places[place.without] = None
             before += [self._fresh.statement(*place.before)] if place.before else []
@@ -175,17 +177,11 @@ class _Reassociation:
         return None if without in found else [*before, *found, self._fresh.statement(*after)]
 
     def _divided(self, statement: Loop | Statement) -> Sequence[Loop | Statement]:
-        """The statement in parts with numbers of their own, of which the arrays are known as its are."""
-        places: dict[tuple[Affine, int], int | None] = {}
-        for access in _accesses([statement]):
-            key, array = (access.pointer, access.offset), self._array_of.get(access)
-            places[key] = array if places.setdefault(key, array) == array else None
+        """The statement in parts with numbers of their own."""
         found = divided(Nest((statement,)), {each.number for each in statements_in([statement])}, self._array_of).body
         parts = [self._fresh.renumbered(each) for each in statements_in(found)]
         self._numbers |= {each.number for each in parts}
-        for access in _accesses(parts):
-            if (array := places.get((access.pointer, access.offset))) is not None:
-                self._array_of[access] = array
+        tell_arrays(self._array_of, statements_in([statement]), parts)
         return parts
 
     def _watched(
@@ -292,8 +288,8 @@ class _Reassociation:
         effects = [effect for each in statements_in(moved) for effect in each.effects]
         if any(isinstance(effect, Store | While) for effect in effects):
             return loop.body, ()
-        stored = {self._array_of.get(each) for each in _accesses(kept) if isinstance(each, Store)}
-        if stored and any(self._array_of.get(each) in {*stored, None} for each in _accesses(moved)):
+        stores = [each for each in _accesses(kept) if isinstance(each, Store)]
+        if any(may_meet(store, each, self._array_of) for each in _accesses(moved) for store in stores):
             return loop.body, ()
         used = set[Cell]().union(*map(_cells_used, moved)) - reduced
         if used & set[Cell]().union(*map(_cells_set, kept)):
@@ -351,6 +347,11 @@ class _Reassociation:
             rest = Loop(left, Affine(trip - done), self._copied(loop, shift(counter(left), done), {}, (*around, left)))
             found += self._parts(rest, operators, around) if trip - done >= FEWEST_ITERATIONS else [rest]
         return tuple(found)
+
+    def _renamed(self, loop: Loop, around: tuple[int, ...]) -> Loop:
+        """The loop with another counter."""
+        own = self._fresh.counter()
+        return Loop(own, loop.trip, self._copied(loop, counter(own), {}, (*around, own)))
 
     def _copied(self, loop: Loop, place: Affine, cells: Mapping[Cell, Cell], counters: tuple[int, ...]) -> Body:
         """The body of a loop for another value of its counter, in loops of some counters."""
