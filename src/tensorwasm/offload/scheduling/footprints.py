@@ -70,7 +70,7 @@ def arrays_of(accesses: Iterable[AddressRange]) -> tuple[tuple[Array, ...], dict
 
 
 def may_meet(one: Load | Store, other: Load | Store, array_of: Mapping[Load | Store, int]) -> bool:
-    """Two accesses may touch one byte as far as their arrays tell; one whose array is not known may touch every byte."""
+    """Two accesses may touch one byte as far as their arrays tell; one without a known array may touch every byte."""
     arrays = array_of.get(one), array_of.get(other)
     return None in arrays or arrays[0] == arrays[1]
 
