@@ -353,3 +353,18 @@ def judge_functions(pipeline: Pipeline, seed: int, count: int) -> Iterator[tuple
 def wrong_functions(pipeline: Pipeline, seed: int, count: int) -> Iterator[str]:
     """Yield the text of each random function of a seed that is offloaded wrong, and what is wrong, as C."""
     return (text for text, judgement in judge_functions(pipeline, seed, count) if judgement.wrong)
+
+
+def judged_program(source: str, name: str, level: str, *arguments: float) -> NestProgram | None:
+    """Return the program of a function of a C text, which is run and judged; None if it has none."""
+    made: list[NestProgram] = []
+
+    def planned(nest: Nest, memory_bytes: int) -> NestProgram:
+        made.append(plan(nest, memory_bytes))
+        return made[-1]
+
+    wasm = compile_c(source, level)
+    judge = Judge(Pipeline(PIPELINE.nest, planned, PIPELINE.codes), wasm, memory_after_init(wasm))
+    judgement = judge.judge(name, as_bits(judge.signature(name)[0], arguments))
+    assert judgement.wrong == []
+    return made[0] if made else None

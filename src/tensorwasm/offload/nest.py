@@ -6,7 +6,7 @@ conditions are exact; pointers are exact modulo 2**32. All other values are tree
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -277,6 +277,35 @@ def values_of(effects: Iterable[Effect]) -> Iterator[Value]:
             yield from (*effect.after, effect.again)
         elif not isinstance(effect, Load):
             yield effect.value
+
+
+def are_alike(one: Value, other: Value, is_same: Callable[[Value, Value], bool]) -> bool:
+    """Return whether two values are the same operations on the same constants and inputs, and on others that match.
+
+    Args:
+        one: a value.
+        other: another one.
+        is_same: returns whether two indices, two loads or two contents of cells match.
+    """
+    pending, seen = [(one, other)], set[tuple[Value, Value]]()
+    while pending:
+        pair = pending.pop()
+        if pair in seen:
+            continue
+        seen.add(pair)
+        match pair:
+            case Constant() as mine, Constant() as its:
+                same = (mine.type, mine.bits) == (its.type, its.bits)
+            case Input() as mine, Input() as its:
+                same = mine.local == its.local
+            case Operation() as mine, Operation() as its:
+                same = (mine.opcode, mine.type, len(mine.operands)) == (its.opcode, its.type, len(its.operands))
+                pending += zip(mine.operands, its.operands, strict=False)
+            case _:
+                same = type(pair[0]) is type(pair[1]) and is_same(*pair)
+        if not same:
+            return False
+    return True
 
 
 def whiles_of(effects: Iterable[Effect]) -> Iterator[While]:

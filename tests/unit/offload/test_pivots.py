@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from loops import as_bits, compile_c, memory_after_init
+from loops import compile_c
 from oracles.nest import faults, run_nest
-from oracles.offload import PIPELINE, Judge, Pipeline
+from oracles.offload import judged_program
 from strategies.nests import MEMORY_BYTES, random_memory
 from tensorwasm.offload.nest import ALWAYS, Affine, Constant, Load, Loop, Nest, Operation, Statement, Store
 from tensorwasm.offload.program import For, HostLoop
 from tensorwasm.offload.scheduling.footprints import cell_accesses
 from tensorwasm.offload.scheduling.model import model
 from tensorwasm.offload.scheduling.pivots import with_pivots
-from tensorwasm.offload.scheduling.plan import plan
 from tensorwasm.offload.scheduling.polyhedra import limited_context
 from tensorwasm.offload.scheduling.rewriting import statements_in
 from tensorwasm.runtime import Runtime
@@ -57,19 +58,7 @@ void EXPORT(one_dimension)(int n, int m) { ALL(n, n, n) p[0][i + j] += p[0][i + 
 LEVELS = ("-O1", "-O2", "-O3", "-Os")
 
 
-def program_of(name, level, *arguments):
-    """Return the program of a function, which is run and judged; None if it has none."""
-    made = []
-
-    def planned(nest, memory_bytes):
-        made.append(plan(nest, memory_bytes))
-        return made[-1]
-
-    wasm = compile_c(STEPS, level)
-    judge = Judge(Pipeline(PIPELINE.nest, planned, PIPELINE.codes), wasm, memory_after_init(wasm))
-    judgement = judge.judge(name, as_bits(judge.signature(name)[0], arguments))
-    assert judgement.wrong == []
-    return made[0] if made else None
+program_of = partial(judged_program, STEPS)
 
 
 def has_lines(program):

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from tensorwasm.offload.codegen.linear import Linear, affine_form, least, linear, scaled, weighted
 from tensorwasm.offload.nest import (
     Affine,
-    Constant,
     Effect,
     Index,
-    Input,
     Load,
     Loop,
     Operation,
@@ -25,6 +23,7 @@ from tensorwasm.offload.nest import (
     Value,
     While,
     accesses_of,
+    are_alike,
     whiles_of,
 )
 from tensorwasm.offload.program import Execute, For, NestProgram
@@ -193,38 +192,16 @@ class _Rerolling:
 
     def _alike(self, one: Value, other: Value, number: int) -> bool:
         """Return whether the second value is the first one's copy of a number."""
-        pending, seen = [(one, other)], set()
-        while pending:
-            pair = pending.pop()
-            if pair in seen:
-                continue
-            seen.add(pair)
-            operands = self._matched(*pair, number)
-            if operands is None:
-                return False
-            pending += operands
-        return True
+        form, addresses = self._iteration.form, self._iteration.addresses
 
-    def _matched(self, one: Value, other: Value, number: int) -> list[tuple[Value, Value]] | None:
-        """Return the operands that have to be alike for two values to be; None if they are not."""
-        match one, other:
-            case Constant(), Constant():
-                same = (one.type, one.bits) == (other.type, other.bits)
-            case Input(), Input():
-                same = one.local == other.local
-            case Index(), Index():
-                forms = self._iteration.form(one.affine), self._iteration.form(other.affine)
-                same = one.type == other.type and self._follows(*forms, number)
-            case Load(), Load():
-                addresses = self._iteration.addresses
-                same = self._same_kind(one, other) and self._follows(addresses[one], addresses[other], number)
-            case Operation(), Operation() if len(one.operands) == len(other.operands):
-                if (one.opcode, one.type) != (other.opcode, other.type):
-                    return None
-                return list(zip(one.operands, other.operands, strict=True))
-            case _:
-                return None
-        return [] if same else None
+        def is_copy(one: Value, other: Value) -> bool:
+            if isinstance(one, Index) and isinstance(other, Index):
+                return one.type == other.type and self._follows(form(one.affine), form(other.affine), number)
+            if isinstance(one, Load) and isinstance(other, Load):
+                return self._same_kind(one, other) and self._follows(addresses[one], addresses[other], number)
+            return False
+
+        return are_alike(one, other, is_copy)
 
     def _independent(self, stores: list[Store]) -> bool:
         """Return whether no copy reads what another one writes."""

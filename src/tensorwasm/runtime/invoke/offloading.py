@@ -58,7 +58,7 @@ class Offloading:
         guards: its guards and what it polls, as host functions.
         statistics: of each region, all ended calls together.
         math: whether sums and products of floats may be added up in another order.
-        spans: takes what the time of calls goes to, one after the other; None if nobody asks.
+        spans: where spans of time of calls are recorded, one call after the other; None to record nothing.
         watched: what regions use in place of a session if someone measures; they then run there whatever it costs.
     """
 

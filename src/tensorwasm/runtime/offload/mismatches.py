@@ -47,12 +47,11 @@ class MismatchRecords:
     """
 
     def __init__(self, store: KernelStore | None, tenant: str, lone: Sequence[LoneRegion]) -> None:
-        self._store = store
-        self._names = [name_of("mismatch", code_digest(), tenant, region_name(each)) for each in lone]
+        self._store, self._tenant, self._lone = store, tenant, lone
 
     def find(self, region: int) -> MismatchRecord | None:
         """Return the record of a region, by its number; None if none of its runs is known to have differed."""
-        data = None if self._store is None else self._store.get(self._names[region])
+        data = None if self._store is None else self._store.get(self._name(region))
         return None if data is None else _decoder.decode(data)
 
     def is_off(self, region: int) -> bool:
@@ -65,4 +64,7 @@ class MismatchRecords:
             return
         known = self.find(region) or MismatchRecord(0, ())
         record = MismatchRecord(known.count + 1, (*known.evidence, evidence)[-MOST_KEPT:])
-        self._store.put(self._names[region], msgspec.json.encode(record))
+        self._store.put(self._name(region), msgspec.json.encode(record))
+
+    def _name(self, region: int) -> bytes:
+        return name_of("mismatch", code_digest(), self._tenant, region_name(self._lone[region]))

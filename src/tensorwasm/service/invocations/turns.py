@@ -51,7 +51,7 @@ class GuestTurn:
     offload: OffloadUse | None = None
 
     def settle(self, outcome: Invocation | BaseException | None) -> None:
-        """Note how the invocation has ended: with a result, an error, or because nobody waits for it."""
+        """Note how the invocation has ended: with a result, with an error, or None if its client has left."""
         if isinstance(outcome, Invocation):
             self.outcome, self.offload = outcome, outcome.offload
         elif isinstance(outcome, TensorWasmError) and isinstance(outcome.offload, OffloadUse):

@@ -101,7 +101,7 @@ class OffloadService(Generic[_Plan]):
         device_statistics: returns what was used of a device, None for nothing.
         drain: called before the instance's memory goes; returns whether the target reaches it no more. None if it does
             so in calls only.
-        spans: takes what the time goes to, None if nobody asks. Regions that are declined are measured then, too.
+        spans: where spans of time are recorded, those of declined regions too; None to record nothing.
     """
 
     def __init__(

@@ -17,20 +17,18 @@ from tensorwasm.offload.nest import (
     Affine,
     Carried,
     Cell,
-    Constant,
     Effect,
     Floor,
     Index,
-    Input,
     Load,
     Loop,
-    Operation,
     SetCell,
     Statement,
     Store,
     Value,
     While,
     accesses_of,
+    are_alike,
     load_of,
 )
 from tensorwasm.offload.opcodes import WIDTH_BITS
@@ -102,41 +100,21 @@ class _CopyMatcher:
     def __init__(self, number: int, copies: int) -> None:
         self._number, self._copies = number, copies
 
-    def are_copies(self, first: Value, other: Value, at: int) -> bool:
-        """The other one is what the first one is so many copies later."""
-        pending, seen = [(first, other)], set[tuple[Value, Value]]()
-        while pending:
-            pair = pending.pop()
-            if pair not in seen:
-                seen.add(pair)
-                operands = self._matched(*pair, at)
-                if operands is None:
-                    return False
-                pending += operands
-        return True
+    def are_copies(self, first: Value, later: Value, at: int) -> bool:
+        """The later value is what the first one is so many copies on."""
 
-    def _matched(self, one: Value, other: Value, at: int) -> list[tuple[Value, Value]] | None:
-        """The operands that have to be alike for two values to be; None if they are not."""
-        match one, other:
-            case Constant(), Constant():
-                same = (one.type, one.bits) == (other.type, other.bits)
-            case Input(), Input():
-                same = one.local == other.local
-            case Carried(), Carried():
-                same = one.cell is other.cell
-            case Index(), Index():
-                bits = WIDTH_BITS[one.type]
-                same = one.type == other.type and self._follows(one.affine, other.affine, at, bits)
-            case Load(), Load():
-                places = [shift(each.pointer, each.offset) for each in (one, other)]
-                same = one.opcode == other.opcode and self._follows(places[0], places[1], at, ADDRESS_BITS)
-            case Operation(), Operation() if len(one.operands) == len(other.operands):
-                if (one.opcode, one.type) != (other.opcode, other.type):
-                    return None
-                return list(zip(one.operands, other.operands, strict=True))
-            case _:
-                return None
-        return [] if same else None
+        def is_copy(one: Value, other: Value) -> bool:
+            match one, other:
+                case Carried(), Carried():
+                    return one.cell is other.cell
+                case Index(), Index():
+                    return one.type == other.type and self._follows(one.affine, other.affine, at, WIDTH_BITS[one.type])
+                case Load(), Load():
+                    here, there = (shift(each.pointer, each.offset) for each in (one, other))
+                    return one.opcode == other.opcode and self._follows(here, there, at, ADDRESS_BITS)
+            return False
+
+        return are_alike(first, later, is_copy)
 
     def _follows(self, one: Affine, other: Affine, at: int, bits: int) -> bool:
         """The other expression is as far ahead of the first as the counter's stride says, modulo its size."""
